@@ -1,0 +1,2 @@
+//! cairnctl.
+fn main() {}

@@ -1,0 +1,2 @@
+//! npud.
+fn main() {}

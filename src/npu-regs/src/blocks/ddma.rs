@@ -1,0 +1,3 @@
+//! DDMA, AXI configuration of the data DMA.
+
+axi_registers!(Ddma, "DDMA", 0x8000);

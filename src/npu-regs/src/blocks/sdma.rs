@@ -1,0 +1,3 @@
+//! SDMA, AXI configuration of the system DMA.
+
+axi_registers!(Sdma, "SDMA", 0x9000);
