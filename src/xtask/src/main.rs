@@ -1,2 +1,76 @@
-//! Commands of the project.
-fn main() {}
+//! `cargo xtask`: the commands of the project, one file each.
+//!
+//! It builds with nothing but a Rust toolchain and imports only the register table: what needs the whole product (the
+//! demonstration, the measurements, the tests) is a program of its own that a command here prepares, starts and counts.
+
+#![forbid(unsafe_code)]
+
+mod bench;
+mod bless;
+mod check;
+mod fuzz;
+mod need;
+mod regs;
+mod run;
+mod step;
+mod test;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The commands of the project.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Shows the whole path on this machine: a bus, a broker and npud on the simulator, one picture by each transport.
+    Run,
+    /// Runs everything that needs no board; ends with one line of counts.
+    Test {
+        /// Without fuzzing.
+        #[arg(long)]
+        quick: bool,
+    },
+    /// Format, lints and import rules.
+    Check,
+    /// Accepts what golden tests print now.
+    Bless {
+        /// Packages; all where none is named.
+        packages: Vec<String>,
+    },
+    /// Prints a register program in words.
+    Regs {
+        /// Little-endian 64-bit command words.
+        file: PathBuf,
+    },
+    /// Measures latency, throughput and the simulator's speed.
+    Bench {
+        /// One of them; all where none is named.
+        which: Option<bench::Which>,
+    },
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Run => run::run(),
+        Command::Test { quick } => test::run(quick),
+        Command::Check => check::run(),
+        Command::Bless { packages } => bless::run(&packages),
+        Command::Regs { file } => regs::run(&file),
+        Command::Bench { which } => bench::run(which),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

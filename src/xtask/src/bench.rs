@@ -1,0 +1,46 @@
+//! `cargo xtask bench`: measurements, each a program under `tests/benches`. They print numbers and assert nothing.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+
+use crate::need::{self, BROKER, BUS};
+use crate::step;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Which {
+    /// What D-Bus and MQTT add to a direct call of the engine.
+    Latency,
+    /// Requests per second with a tiny model.
+    Throughput,
+    /// Seconds that the simulator needs for one inference of the detector.
+    Sim,
+}
+
+/// Runs one measurement, or all.
+///
+/// # Errors
+/// A program that is missing and cannot be installed.
+pub(crate) fn run(which: Option<Which>) -> Result<ExitCode> {
+    need::require(&[BUS, BROKER])?;
+    let mut command = step::cargo();
+    command.args(["bench", "--package", "tests"]);
+    let all = Which::value_variants();
+    for which in which.as_ref().map_or(all, std::slice::from_ref) {
+        command.args(["--bench", which.name()]);
+    }
+    let status = command.status().context("cargo cannot be started")?;
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Which {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Latency => "latency",
+            Self::Throughput => "throughput",
+            Self::Sim => "sim",
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Programs that a command needs beside the Rust toolchain, and how they come onto a Debian or Ubuntu machine.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::step;
+
+/// A program and the package that brings it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Need {
+    /// What is needed, for people.
+    pub(crate) name: &'static str,
+    /// A command line that succeeds where it is there.
+    probe: &'static [&'static str],
+    /// The package.
+    package: &'static str,
+}
+
+/// The message bus.
+pub(crate) const BUS: Need = Need { name: "dbus-daemon", probe: &["dbus-daemon", "--version"], package: "dbus" };
+/// The MQTT broker.
+pub(crate) const BROKER: Need = Need { name: "mosquitto", probe: &["which", "mosquitto"], package: "mosquitto" };
+/// The broker's command line clients.
+pub(crate) const MQTT_CLIENTS: Need =
+    Need { name: "mosquitto_pub", probe: &["which", "mosquitto_pub"], package: "mosquitto-clients" };
+/// systemd's D-Bus client.
+pub(crate) const BUSCTL: Need = Need { name: "busctl", probe: &["busctl", "--version"], package: "systemd" };
+/// Python with virtual environments.
+pub(crate) const PYTHON: Need =
+    Need { name: "python3 with venv", probe: &["python3", "-c", "import venv, ensurepip"], package: "python3-venv" };
+/// The C++ compiler that builds the fuzzing engine.
+pub(crate) const CXX: Need = Need { name: "c++", probe: &["c++", "--version"], package: "g++" };
+
+impl Need {
+    fn is_here(&self) -> bool {
+        succeeds(Command::new(self.probe[0]).args(&self.probe[1..]).env("PATH", step::search_path()))
+    }
+}
+
+/// Installs what is missing of `needs`, saying so first. Returns what is still missing then.
+pub(crate) fn provide(needs: &[Need]) -> Vec<Need> {
+    let missing: Vec<Need> = needs.iter().copied().filter(|need| !need.is_here()).collect();
+    if missing.is_empty() {
+        return missing;
+    }
+    if let Err(error) = install(&missing) {
+        println!("not installed: {error:#}");
+    }
+    missing.into_iter().filter(|need| !need.is_here()).collect()
+}
+
+/// As [`provide`], for a command that cannot do without.
+///
+/// # Errors
+/// What is still missing, and how to get it.
+pub(crate) fn require(needs: &[Need]) -> Result<()> {
+    let missing = provide(needs);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = missing.iter().map(|need| need.name).collect();
+    let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
+    bail!("{} missing; install the package {}", names.join(", "), packages.join(", "))
+}
+
+fn install(missing: &[Need]) -> Result<()> {
+    let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
+    println!("installing with apt-get: {}", packages.join(" "));
+    let options = ["--yes", "--no-install-recommends"];
+    // The lists of a fresh machine are empty or old; an update that fails still leaves what is in them.
+    let _ = apt_get()?.arg("update").stdout(Stdio::null()).status();
+    let status = apt_get()?
+        .arg("install")
+        .args(options)
+        .args(&packages)
+        .stdout(Stdio::null())
+        .status()
+        .context("apt-get cannot be started")?;
+    if !status.success() {
+        bail!("apt-get install {} ended with {status}", packages.join(" "));
+    }
+    Ok(())
+}
+
+/// `apt-get` as root; without a password prompt, which nobody may be there to answer.
+fn apt_get() -> Result<Command> {
+    if !succeeds(Command::new("which").arg("apt-get")) {
+        bail!("there is no apt-get on this machine");
+    }
+    let mut command = if succeeds(Command::new("sh").args(["-c", "test $(id -u) = 0"])) {
+        Command::new("apt-get")
+    } else if succeeds(Command::new("sudo").args(["--non-interactive", "true"])) {
+        let mut sudo = Command::new("sudo");
+        sudo.args(["--non-interactive", "apt-get"]);
+        sudo
+    } else {
+        bail!("neither root nor sudo without a password");
+    };
+    command.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
+    Ok(command)
+}
+
+/// The project's folder in the user's cache.
+///
+/// # Errors
+/// A user without a home.
+pub(crate) fn cache() -> Result<PathBuf> {
+    let user = match (std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME")) {
+        (Some(cache), _) if !cache.is_empty() => PathBuf::from(cache),
+        (_, Some(home)) => PathBuf::from(home).join(".cache"),
+        _ => bail!("neither XDG_CACHE_HOME nor HOME is set"),
+    };
+    Ok(user.join("cairn"))
+}
+
+/// Whether the command can be started and ends well; what it prints is dropped.
+pub(crate) fn succeeds(command: &mut Command) -> bool {
+    let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    quiet.status().is_ok_and(|status| status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Need;
+
+    #[test]
+    fn a_program_that_does_not_exist_is_not_here() {
+        assert!(!Need { name: "none", probe: &["no-such-program-anywhere"], package: "none" }.is_here());
+        assert!(Need { name: "true", probe: &["true"], package: "coreutils" }.is_here());
+        assert!(!Need { name: "false", probe: &["false"], package: "coreutils" }.is_here());
+    }
+}

@@ -1,0 +1,93 @@
+//! `cargo xtask test`: everything that needs no board.
+//!
+//! ```text
+//! format, lints ─▶ documentation ─▶ tests of every crate ─▶ tests across crates ─▶ fuzzing ─▶ one line of counts
+//! ```
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::need::{self, BROKER, BUS, BUSCTL, MQTT_CLIENTS, Need, PYTHON};
+use crate::step::{self, Counts};
+use crate::{check, fuzz};
+
+/// TIMEOUT: each part of a cold run stays under 15 minutes on two cores; twice that.
+const LIMIT: Duration = Duration::from_secs(30 * 60);
+
+/// Files of `tests/tests` that need more than a Rust toolchain.
+const NEEDS: &[(&str, &[Need])] = &[
+    ("clients", &[BUS, BROKER, MQTT_CLIENTS, BUSCTL, PYTHON]),
+    ("cpu_reference", &[PYTHON]),
+    ("dbus", &[BUS]),
+    ("mqtt", &[BUS, BROKER, MQTT_CLIENTS]),
+];
+
+/// Runs all of it and prints the counts.
+///
+/// # Errors
+/// A tool that cannot be started.
+pub(crate) fn run(quick: bool) -> Result<ExitCode> {
+    let missing = need::provide(&[BUS, BROKER, MQTT_CLIENTS, BUSCTL, PYTHON]);
+    let mut counts = Counts::default();
+    check::style(&mut counts)?;
+    documentation(&mut counts)?;
+    crates(&mut counts)?;
+    across_crates(&missing, &mut counts)?;
+    if quick {
+        counts.skip("fuzzing", "left out by --quick");
+    } else {
+        fuzz::run(&mut counts)?;
+    }
+    report(&counts);
+    Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn documentation(counts: &mut Counts) -> Result<()> {
+    let mut command = step::cargo();
+    command.env("RUSTDOCFLAGS", "--deny warnings").args(["doc", "--workspace", "--no-deps", "--all-features"]);
+    step::run("documentation", command, LIMIT, counts)
+}
+
+/// The tests of every crate but `tests`.
+fn crates(counts: &mut Counts) -> Result<()> {
+    let mut command = step::cargo();
+    command.args(["test", "--workspace", "--exclude", "tests", "--all-features", "--no-fail-fast"]);
+    step::tests("tests of every crate", command, LIMIT, counts)
+}
+
+/// The tests of `tests`, but for the files that need what is not here.
+fn across_crates(missing: &[Need], counts: &mut Counts) -> Result<()> {
+    // The services whose processes the tests start.
+    let mut build = step::cargo();
+    build.args(["build", "--workspace", "--bins", "--all-features"]);
+    step::run("programs", build, LIMIT, counts)?;
+    let mut command = step::cargo();
+    command.args(["test", "--package", "tests", "--all-features", "--no-fail-fast", "--lib"]);
+    for name in step::sources("tests/tests")? {
+        match lacking(&name, missing) {
+            None => {
+                command.args(["--test", &name]);
+            }
+            Some(need) => counts.skip(&format!("tests/{name}"), &format!("needs {}", need.name)),
+        }
+    }
+    step::tests("tests across crates", command, LIMIT, counts)
+}
+
+/// The first thing that the file needs and that is not here.
+fn lacking<'a>(file: &str, missing: &'a [Need]) -> Option<&'a Need> {
+    let (_, needs) = NEEDS.iter().find(|(name, _)| *name == file)?;
+    missing.iter().find(|need| needs.contains(need))
+}
+
+fn report(counts: &Counts) {
+    if !counts.skipped.is_empty() {
+        println!("\nskipped:");
+        for skipped in &counts.skipped {
+            println!("  {skipped}");
+        }
+    }
+    println!("\n{counts}");
+}
