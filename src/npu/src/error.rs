@@ -1,0 +1,168 @@
+//! What can go wrong between a description of a network and its result.
+
+use std::time::Duration;
+
+use npu_regs::FieldError;
+
+/// Result of a planning operation.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why the NPU cannot do an operation. The text goes into the model's report.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}")]
+pub struct Unsupported {
+    /// What exceeds which limit, for people.
+    pub what: String,
+}
+
+impl Unsupported {
+    pub(crate) fn new(what: impl Into<String>) -> Self {
+        Self { what: what.into() }
+    }
+}
+
+/// A network that cannot be planned or loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A layer does not fit the hardware.
+    #[error("layer {layer}")]
+    Layer {
+        /// Index of the layer in the order of the builder's calls.
+        layer: usize,
+        /// Why.
+        #[source]
+        source: Unsupported,
+    },
+    /// There is nothing to run.
+    #[error("the network has no {0}")]
+    Empty(&'static str),
+    /// A register cannot hold a planned value: a fault of the planner.
+    #[error("task {task}")]
+    Register {
+        /// Index of the task.
+        task: usize,
+        /// Which register.
+        #[source]
+        source: FieldError,
+    },
+    /// A buffer would be larger than the NPU's address space allows.
+    #[error("the {what} need {bytes} bytes")]
+    TooLarge {
+        /// Which buffer.
+        what: &'static str,
+        /// Its size.
+        bytes: u64,
+    },
+    /// The device refuses a buffer.
+    #[error("{what}")]
+    Device {
+        /// What was attempted.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: npu_device::Error,
+    },
+}
+
+/// A run without a result.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// The caller's buffers do not fit the network.
+    #[error("{what} {index} has {found} bytes, the network needs {expected}")]
+    Size {
+        /// `input`.
+        what: &'static str,
+        /// Which one.
+        index: usize,
+        /// Bytes found.
+        found: usize,
+        /// Bytes needed.
+        expected: usize,
+    },
+    /// The caller's lists do not fit the network.
+    #[error("{found} {what} given, the network has {expected}")]
+    Count {
+        /// `inputs` or `outputs`.
+        what: &'static str,
+        /// How many were given.
+        found: usize,
+        /// How many the network has.
+        expected: usize,
+    },
+    /// The deadline passed before the jobs ended. They may still run.
+    #[error("the deadline passed while {jobs} jobs ran")]
+    Deadline {
+        /// Jobs that were waited for.
+        jobs: usize,
+    },
+    /// The jobs ended, and the result cannot be verified.
+    #[error("the result cannot be trusted: {reason}")]
+    Untrusted {
+        /// Why.
+        reason: Distrust,
+        /// What was measured.
+        report: Box<RunReport>,
+    },
+    /// The device refuses.
+    #[error("{what}")]
+    Device {
+        /// What was attempted.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: npu_device::Error,
+    },
+}
+
+/// Why a result cannot be verified.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Distrust {
+    /// A job took so long that the watchdog may have ended it.
+    #[error("a job took {wait:?}, at least the slow mark of {mark:?}")]
+    Slow {
+        /// The longest wait.
+        wait: Duration,
+        /// The mark.
+        mark: Duration,
+    },
+    /// Memory that the hardware must write still holds what was there before.
+    #[error("{count} sentinels survived, the first in {first}")]
+    Sentinels {
+        /// How many.
+        count: usize,
+        /// The first one.
+        first: MissingSentinel,
+    },
+}
+
+/// Where the hardware did not write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("layer {layer}, task {task}, plane {plane}, pixel {pixel}")]
+pub struct MissingSentinel {
+    /// Layer.
+    pub layer: usize,
+    /// Task of the network.
+    pub task: usize,
+    /// Plane of the layer's output.
+    pub plane: usize,
+    /// Pixel of the plane.
+    pub pixel: usize,
+}
+
+/// What a run measured.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RunReport {
+    /// Jobs.
+    pub jobs: usize,
+    /// Tasks.
+    pub tasks: usize,
+    /// How long each job was waited for, on the device's clock.
+    pub waits: Vec<Duration>,
+    /// Whether a wait reached the slow mark.
+    pub slow: bool,
+    /// Where the hardware did not write; the first few.
+    pub missing_sentinels: Vec<MissingSentinel>,
+}
