@@ -13,6 +13,4 @@ mod ops;
 pub use chip::Chip;
 pub use error::{Distrust, Error, MissingSentinel, Result, RunError, RunReport, Unsupported};
 pub use network::{LayerReport, Network, NetworkBuilder, NetworkReport, Resident, TensorRef};
-pub use ops::{
-    Activation, Add, Bias, Conv2d, Depthwise, ElementType, Filter, Padding, Quant, Window,
-};
+pub use ops::{Activation, Add, Bias, Conv2d, Depthwise, ElementType, Filter, Padding, Quant, Window};
