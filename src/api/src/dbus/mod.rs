@@ -1,0 +1,75 @@
+//! The D-Bus contracts: names, object paths, proxies, and how bytes travel.
+//!
+//! The contracts themselves are the XML files in `dbus/` of this crate; a test compares them with the live objects.
+//!
+//! ```text
+//! /org/cairn/Npu1                 org.cairn.Models1, org.freedesktop.DBus.ObjectManager
+//! /org/cairn/Npu1/device/npu0     org.cairn.Device1
+//! /org/cairn/Npu1/model/<name>    org.cairn.Model1, org.cairn.Inference1
+//! /org/cairn/Npu1/job/<number>    org.cairn.Job1
+//! ```
+
+mod blob;
+mod proxies;
+
+use std::fmt::Write as _;
+
+use zbus::OwnedObjectPath;
+
+pub use blob::{Blob, INLINE_BYTES, seal, unseal};
+pub use proxies::{
+    AuthorityProxy, Details, Device1Proxy, Inference1Proxy, Job1Proxy, Model1Proxy, Models1Proxy, Options, Seen,
+    TensorDescription, WireTensor,
+};
+
+/// Bus name of the daemon that owns the NPU.
+pub const NPU_NAME: &str = "org.cairn.Npu1";
+/// Its root object.
+pub const NPU_ROOT: &str = "/org/cairn/Npu1";
+/// Its device.
+pub const NPU_DEVICE: &str = "/org/cairn/Npu1/device/npu0";
+/// Polkit action of `LoadModel` and `UnloadModel`.
+pub const MANAGE_MODELS: &str = "org.cairn.npu1.manage-models";
+
+/// The contracts, one XML document per interface.
+pub const CONTRACTS: [(&str, &str); 5] = [
+    ("org.cairn.Device1", include_str!("../../dbus/org.cairn.Device1.xml")),
+    ("org.cairn.Inference1", include_str!("../../dbus/org.cairn.Inference1.xml")),
+    ("org.cairn.Job1", include_str!("../../dbus/org.cairn.Job1.xml")),
+    ("org.cairn.Model1", include_str!("../../dbus/org.cairn.Model1.xml")),
+    ("org.cairn.Models1", include_str!("../../dbus/org.cairn.Models1.xml")),
+];
+
+/// The object of a model. Bytes that a path element may not have become `_` and two hexadecimal digits.
+pub fn model_path(name: &str) -> OwnedObjectPath {
+    let mut path = format!("{NPU_ROOT}/model/");
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() {
+            path.push(byte.into());
+        } else {
+            write!(path, "_{byte:02x}").expect("a string takes everything");
+        }
+    }
+    if name.is_empty() {
+        path.push('_');
+    }
+    path.try_into().expect("every byte of the name was made valid")
+}
+
+/// The object of a job.
+pub fn job_path(number: u64) -> OwnedObjectPath {
+    format!("{NPU_ROOT}/job/{number}").try_into().expect("a number is a valid path element")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_model_name_has_a_path_of_its_own() {
+        assert_eq!(model_path("mnist").as_str(), "/org/cairn/Npu1/model/mnist");
+        assert_eq!(model_path("ssd-oidv4.2").as_str(), "/org/cairn/Npu1/model/ssd_2doidv4_2e2");
+        assert_eq!(model_path("a_b").as_str(), "/org/cairn/Npu1/model/a_5fb");
+        assert_eq!(model_path("").as_str(), "/org/cairn/Npu1/model/_");
+    }
+}

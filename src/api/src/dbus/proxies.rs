@@ -1,0 +1,174 @@
+//! Client proxies of the contracts.
+
+use std::collections::HashMap;
+
+use zbus::wire::OwnedVariant;
+use zbus::{OwnedObjectPath, Variant};
+
+/// Options of a call.
+pub type Options<'a> = HashMap<&'a str, Variant<'a>>;
+/// What a reply says of itself.
+pub type Details = HashMap<String, OwnedVariant>;
+/// A tensor: name, datatype, shape, bytes as [`super::Blob`] encodes them.
+pub type WireTensor = (String, String, Vec<u64>, OwnedVariant);
+/// Something seen: label, class, score, box (left, top, right, bottom).
+pub type Seen = (String, u32, f64, (f64, f64, f64, f64));
+/// What a model wants or gives: name, datatype, shape, scale, zero point.
+pub type TensorDescription = (String, String, Vec<u64>, f64, i32);
+
+/// Answers with one model.
+#[zbus::proxy(interface = "org.cairn.Inference1", default_service = "org.cairn.Npu1", assume_defaults = false)]
+pub trait Inference1 {
+    /// Runs the model on tensors.
+    fn infer(
+        &self,
+        tensors: &[WireTensor],
+        options: Options<'_>,
+    ) -> zbus::Result<(Vec<WireTensor>, Vec<Seen>, Details)>;
+
+    /// Runs the model on a picture.
+    fn infer_picture(
+        &self,
+        picture: &OwnedVariant,
+        options: Options<'_>,
+    ) -> zbus::Result<(Vec<WireTensor>, Vec<Seen>, Details)>;
+}
+
+/// Which models a daemon holds.
+#[zbus::proxy(interface = "org.cairn.Models1", default_service = "org.cairn.Npu1", default_path = "/org/cairn/Npu1")]
+pub trait Models1 {
+    /// Starts to load a model package.
+    fn load_model(&self, path: &str, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+
+    /// Unloads a model.
+    fn unload_model(&self, name: &str, options: Options<'_>) -> zbus::Result<()>;
+
+    /// The objects of all loaded models.
+    fn list_models(&self, options: Options<'_>) -> zbus::Result<Vec<OwnedObjectPath>>;
+}
+
+/// A loaded model.
+#[zbus::proxy(interface = "org.cairn.Model1", default_service = "org.cairn.Npu1", assume_defaults = false)]
+pub trait Model1 {
+    /// Name in the package.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn name(&self) -> zbus::Result<String>;
+    /// Version in the package.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn version(&self) -> zbus::Result<String>;
+    /// What the model is for.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn task(&self) -> zbus::Result<String>;
+    /// Licence in the package.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn license(&self) -> zbus::Result<String>;
+    /// Whether it takes encoded pictures.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn takes_pictures(&self) -> zbus::Result<bool>;
+    /// Class names.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn labels(&self) -> zbus::Result<Vec<String>>;
+    /// Inputs.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn inputs(&self) -> zbus::Result<Vec<TensorDescription>>;
+    /// Outputs.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn outputs(&self) -> zbus::Result<Vec<TensorDescription>>;
+    /// The report of planning, JSON.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn report(&self) -> zbus::Result<String>;
+    /// Operators of the graph.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn operators(&self) -> zbus::Result<u32>;
+    /// Operators that run on the NPU.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn operators_on_npu(&self) -> zbus::Result<u32>;
+    /// Jobs of one inference.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn npu_jobs(&self) -> zbus::Result<u32>;
+    /// All device memory that the model holds, in bytes per context.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn memory_bytes(&self) -> zbus::Result<u64>;
+    /// Predicted time on the NPU, microseconds.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn predicted_microseconds(&self) -> zbus::Result<u64>;
+}
+
+/// A device and the queue in front of it.
+#[zbus::proxy(
+    interface = "org.cairn.Device1",
+    default_service = "org.cairn.Npu1",
+    default_path = "/org/cairn/Npu1/device/npu0"
+)]
+pub trait Device1 {
+    /// What is driven.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn description(&self) -> zbus::Result<String>;
+    /// Version of the kernel driver.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn driver_version(&self) -> zbus::Result<String>;
+    /// Open files.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn contexts(&self) -> zbus::Result<u32>;
+    /// Requests that may wait.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn queue_capacity(&self) -> zbus::Result<u32>;
+    /// Requests that wait.
+    #[zbus(property(emits_changed_signal = "false"))]
+    fn queue_depth(&self) -> zbus::Result<u32>;
+    /// Whether the kernel log takes part in the verdict.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn kernel_log_watched(&self) -> zbus::Result<bool>;
+    /// How hot the machine is.
+    #[zbus(property)]
+    fn thermal_level(&self) -> zbus::Result<String>;
+    /// What was counted.
+    #[zbus(property(emits_changed_signal = "false"))]
+    fn counters(&self) -> zbus::Result<HashMap<String, u64>>;
+    /// A context was replaced.
+    #[zbus(signal)]
+    fn context_replaced(&self, context: u32, model: &str, reason: &str) -> zbus::Result<()>;
+}
+
+/// Work that takes longer than a method call may.
+#[zbus::proxy(interface = "org.cairn.Job1", default_service = "org.cairn.Npu1", assume_defaults = false)]
+pub trait Job1 {
+    /// What is done.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn kind(&self) -> zbus::Result<String>;
+    /// Where it stands.
+    #[zbus(property)]
+    fn state(&self) -> zbus::Result<String>;
+    /// Percentage, text, depth.
+    #[zbus(property)]
+    fn progress(&self) -> zbus::Result<(i32, String, i32)>;
+    /// What it made.
+    #[zbus(property)]
+    fn result(&self) -> zbus::Result<OwnedObjectPath>;
+    /// Why it failed: error name and text.
+    #[zbus(property)]
+    fn error(&self) -> zbus::Result<(String, String)>;
+    /// Gives it up.
+    fn cancel(&self, options: Options<'_>) -> zbus::Result<()>;
+    /// It ended.
+    #[zbus(signal)]
+    fn completed(&self, state: &str) -> zbus::Result<()>;
+}
+
+/// The part of polkit that asks whether a caller may do something.
+#[zbus::proxy(
+    interface = "org.freedesktop.PolicyKit1.Authority",
+    default_service = "org.freedesktop.PolicyKit1",
+    default_path = "/org/freedesktop/PolicyKit1/Authority"
+)]
+pub trait Authority {
+    /// Asks for `subject`, a kind and its facts. Returns: authorised, a challenge would help, details.
+    fn check_authorization(
+        &self,
+        subject: &(&str, HashMap<&str, Variant<'_>>),
+        action: &str,
+        details: HashMap<&str, &str>,
+        flags: u32,
+        cancellation: &str,
+    ) -> zbus::Result<(bool, bool, HashMap<String, String>)>;
+}

@@ -1,0 +1,44 @@
+//! MQTT: topics and payloads, here and nowhere else.
+//!
+//! ```text
+//! cairn/<device>/state                      online | offline, retained; offline is the last will
+//! cairn/<device>/metrics                    counters as JSON
+//! cairn/<device>/models/<model>/meta        what a model is, JSON, retained; empty when it is gone
+//! cairn/<device>/infer/<model>/request      a request to this device
+//! cairn/pool/infer/<model>/request          a request to whichever device of the fleet is free
+//! homeassistant/device/<id>/config          Home Assistant's device discovery, retained
+//! ```
+//!
+//! A request is a picture (`image/jpeg`, `image/png`), a JSON object as in the Open Inference Protocol
+//! (`application/json`), or that protocol's binary form (`application/octet-stream` with the user property
+//! `inference-header-content-length`). It is answered on its Response Topic with its Correlation Data. Clients of MQTT
+//! 3.1.1 have neither: they send JSON with the members `reply_to` and `id`, and a picture as base64 in `picture`.
+//! Every error is a reply: `{"id": …, "error": {"code": …, "message": …}}`.
+
+mod frame;
+mod home_assistant;
+mod reply;
+mod topics;
+
+pub use frame::{Envelope, Form, Frame, FrameBody, decode_request, envelope};
+pub use home_assistant::discovery;
+pub use reply::{InferReply, Metrics, ModelMeta, OutputTensor, SeenObject, TensorMeta, TimingMicros, encode_failure};
+pub use topics::{Address, Topics, is_segment};
+
+/// Content type of JSON.
+pub const JSON: &str = "application/json";
+/// Content type of the Open Inference Protocol's binary form.
+pub const OCTET_STREAM: &str = "application/octet-stream";
+/// User property with the bytes of the JSON header in the binary form.
+pub const HEADER_LENGTH: &str = "inference-header-content-length";
+/// User property of a reply: the code of an error, so that a client need not parse the payload.
+pub const ERROR: &str = "error";
+/// User property of a reply: its place in a stream of replies, from 0.
+pub const SEQ: &str = "seq";
+/// User property of a reply: `1` on the last one.
+pub const FINAL: &str = "final";
+
+/// Payload of the state topic while the daemon serves.
+pub const ONLINE: &str = "online";
+/// Payload of the state topic otherwise.
+pub const OFFLINE: &str = "offline";
