@@ -1,3 +1,5 @@
+//! The register table against the architecture: encodings, refusals, round trips.
+
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 

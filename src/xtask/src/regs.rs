@@ -78,13 +78,17 @@ mod tests {
         let mut program = Program::new();
         program.push(cna::ConvCon1 { conv_mode: ConvMode::Depthwise, ..Default::default() }).unwrap();
         program.finish(BlockMask::CONVOLUTION);
-        check(&program.bytes().collect::<Vec<_>>(), 0, expect![[r#"
+        check(
+            &program.bytes().collect::<Vec<_>>(),
+            0,
+            expect![[r#"
             0x0000  020100000003100c  CNA_CONV_CON1 conv_mode=Depthwise
             0x0008  0000000000000000  NOP
             0x0010  0101000000000014  PC_REGISTER_AMOUNTS 0
             0x0018  0041000000000000  MARKER
             0x0020  00810000001d0008  ENABLE CNA+CORE+DPU+DPU_RDMA
-        "#]]);
+        "#]],
+        );
     }
 
     #[test]
@@ -92,12 +96,16 @@ mod tests {
         let words = [0x7777_0000_0000_0000_u64, 0x0201_ffff_ffff_100c, 0x0081_0000_0080_0008, 0];
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         bytes.extend([1, 2, 3]);
-        check(&bytes, 4, expect![[r#"
+        check(
+            &bytes,
+            4,
+            expect![[r#"
             0x0000  7777000000000000  ? word 0x7777000000000000: unknown target 0x7777
             0x0008  0201ffffffff100c  CNA_CONV_CON1 nonalign_dma=true group_line_off=true deconv=true argb_in=15 proc_precision=Tf32 in_precision=Tf32 conv_mode=?0xf reserved=0x9ffe0c00
             0x0010  0081000000800008  ? word 0x0081000000800008: enable mask 0x80 names unknown blocks
             0x0018  0000000000000000  NOP
             0x0020  ? 3 bytes left, less than a word
-        "#]]);
+        "#]],
+        );
     }
 }
