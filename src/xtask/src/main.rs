@@ -60,7 +60,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Run => run::run(),
-        Command::Test { quick } => test::run(quick),
+        Command::Test { quick } => Ok(test::run(quick)),
         Command::Check => check::run(),
         Command::Bless { packages } => bless::run(&packages),
         Command::Regs { file } => regs::run(&file),

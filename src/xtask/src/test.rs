@@ -24,24 +24,28 @@ const NEEDS: &[(&str, &[Need])] = &[
     ("mqtt", &[BUS, BROKER, MQTT_CLIENTS]),
 ];
 
-/// Runs all of it and prints the counts.
-///
-/// # Errors
-/// A tool that cannot be started.
-pub(crate) fn run(quick: bool) -> Result<ExitCode> {
+/// Runs all of it and prints the counts; a part that cannot even start counts as failed.
+pub(crate) fn run(quick: bool) -> ExitCode {
     let missing = need::provide(&[BUS, BROKER, MQTT_CLIENTS, BUSCTL, PYTHON]);
     let mut counts = Counts::default();
-    check::style(&mut counts)?;
-    documentation(&mut counts)?;
-    crates(&mut counts)?;
-    across_crates(&missing, &mut counts)?;
+    part(&mut counts, check::style);
+    part(&mut counts, documentation);
+    part(&mut counts, crates);
+    part(&mut counts, |counts| across_crates(&missing, counts));
     if quick {
         counts.skip("fuzzing", "left out by --quick");
     } else {
-        fuzz::run(&mut counts)?;
+        part(&mut counts, fuzz::run);
     }
     report(&counts);
-    Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn part(counts: &mut Counts, run: impl FnOnce(&mut Counts) -> Result<()>) {
+    if let Err(error) = run(counts) {
+        println!("== FAILED: {error:#}");
+        counts.step(false);
+    }
 }
 
 fn documentation(counts: &mut Counts) -> Result<()> {
