@@ -7,8 +7,12 @@
 
 mod chip;
 mod error;
+pub mod layout;
 mod network;
 mod ops;
+pub mod quantize;
+pub mod quirks;
+pub mod slots;
 
 pub use chip::Chip;
 pub use error::{Distrust, Error, MissingSentinel, Result, RunError, RunReport, Unsupported};

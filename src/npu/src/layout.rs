@@ -1,0 +1,337 @@
+//! Memory layouts, as pure functions from host order to the NPU's order and back.
+//!
+//! A *feature cube* is a list of planes; a plane is a list of pixels in row order; a pixel of a plane is one *atom* of 16
+//! bytes with the elements of consecutive slots. A *slot* is a physical channel; a [`Slots`] map says which logical channel
+//! lives there. Planes start `pitch` atoms apart.
+//!
+//! ```text
+//! cube:      [plane][pixel < pitch][16 bytes]
+//! direct:    [kernel group][input group][kh][kw][kernel][input slot]
+//! depthwise: [group][kh][kw][slot]
+//! operands:  [slot / 8][A: i32 × 8][B: i16 × 8][C: i16 × 8]
+//! ```
+//!
+//! SOURCE: npu-spec 3.1, 3.2, 3.4.
+
+use crate::ops::ElementType;
+use crate::slots::Slots;
+
+/// Bytes of an atom, the unit of every address that the hardware computes.
+pub const ATOM: usize = 16;
+/// Input slots of one group of a direct convolution's weights.
+const INPUT_GROUP: usize = 32;
+/// Slots of one group of operands.
+const OPERAND_GROUP: usize = 8;
+/// Bytes of one group of operands.
+const OPERAND_GROUP_BYTES: usize = 64;
+
+/// Where the elements of a tensor are in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cube {
+    /// `[h, w]`.
+    pub extents: [usize; 2],
+    /// Atoms from one plane to the next.
+    pub pitch: usize,
+    /// Logical channel of every slot.
+    pub slots: Slots,
+    /// Element type.
+    pub element: ElementType,
+}
+
+impl Cube {
+    /// A cube whose planes are far enough apart for every reader.
+    pub fn new(extents: [usize; 2], slots: Slots, element: ElementType) -> Self {
+        Self { extents, pitch: crate::quirks::plane_pitch(extents), slots, element }
+    }
+
+    /// Slots of one atom.
+    pub fn lanes(&self) -> usize {
+        ATOM / self.element.bytes()
+    }
+
+    /// Planes.
+    pub fn planes(&self) -> usize {
+        self.slots.len().div_ceil(self.lanes())
+    }
+
+    /// Pixels of a plane.
+    pub fn pixels(&self) -> usize {
+        self.extents[0] * self.extents[1]
+    }
+
+    /// Bytes of all planes.
+    pub fn bytes(&self) -> usize {
+        self.planes() * self.pitch * ATOM
+    }
+
+    /// Offset in bytes of an atom.
+    pub fn offset(&self, plane: usize, pixel: usize) -> usize {
+        (plane * self.pitch + pixel) * ATOM
+    }
+
+    /// Bytes of the tensor in host order.
+    pub fn host_bytes(&self) -> usize {
+        self.pixels() * self.slots.channels() * self.element.bytes()
+    }
+
+    /// Copies `host`, `[h, w, c]` in NHWC, into the cube. Empty slots are left as they are.
+    ///
+    /// # Panics
+    /// Where a slice has another size than [`Cube::host_bytes`] and [`Cube::bytes`] say.
+    pub fn pack(&self, host: &[u8], cube: &mut [u8]) {
+        assert_eq!(host.len(), self.host_bytes(), "host tensor");
+        let size = self.element.bytes();
+        let flip = self.flip();
+        let pixel_bytes = self.slots.channels() * size;
+        for plane in 0..self.planes() {
+            let lanes = self.slots.used(plane * self.lanes()..(plane + 1) * self.lanes());
+            let atoms = &mut cube[self.offset(plane, 0)..][..self.pixels() * ATOM];
+            for (atom, pixel) in atoms.chunks_exact_mut(ATOM).zip(host.chunks_exact(pixel_bytes)) {
+                for &(lane, channel) in lanes {
+                    for byte in 0..size {
+                        atom[lane % self.lanes() * size + byte] = pixel[channel * size + byte] ^ flip;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Copies the cube into `host`, `[h, w, c]` in NHWC.
+    ///
+    /// # Panics
+    /// Where a slice has another size than [`Cube::host_bytes`] and [`Cube::bytes`] say.
+    pub fn unpack(&self, cube: &[u8], host: &mut [u8]) {
+        assert_eq!(host.len(), self.host_bytes(), "host tensor");
+        let size = self.element.bytes();
+        let flip = self.flip();
+        let pixel_bytes = self.slots.channels() * size;
+        for plane in 0..self.planes() {
+            let lanes = self.slots.used(plane * self.lanes()..(plane + 1) * self.lanes());
+            let atoms = &cube[self.offset(plane, 0)..][..self.pixels() * ATOM];
+            for (atom, pixel) in atoms.chunks_exact(ATOM).zip(host.chunks_exact_mut(pixel_bytes)) {
+                for &(lane, channel) in lanes {
+                    for byte in 0..size {
+                        pixel[channel * size + byte] = atom[lane % self.lanes() * size + byte] ^ flip;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Unsigned bytes lie in memory less 128, which is one flipped bit.
+    fn flip(&self) -> u8 {
+        match self.element {
+            ElementType::U8 => 0x80,
+            ElementType::I8 | ElementType::F16 => 0,
+        }
+    }
+}
+
+/// Extents of a weight cube: physical kernels and input slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightShape {
+    /// Kernels, padding included.
+    pub kernels: usize,
+    /// Input slots, padding included: a multiple of 16.
+    pub inputs: usize,
+    /// Kernel extents `[h, w]`.
+    pub extents: [usize; 2],
+}
+
+impl WeightShape {
+    /// Taps of a kernel.
+    pub fn taps(&self) -> usize {
+        self.extents[0] * self.extents[1]
+    }
+}
+
+/// Kernels that a direct convolution works on together. SOURCE: npu-spec 3.2.
+pub const fn kernel_group(element: ElementType) -> usize {
+    match element {
+        ElementType::I8 | ElementType::U8 => 32,
+        ElementType::F16 => 16,
+    }
+}
+
+/// Slots that a depthwise convolution works on together. SOURCE: npu-spec 3.2.
+pub const fn depthwise_group(element: ElementType) -> usize {
+    match element {
+        ElementType::I8 | ElementType::U8 => 64,
+        ElementType::F16 => 32,
+    }
+}
+
+/// Weights of a direct convolution; `weight(kernel, tap, input)` gives the element of physical indices.
+///
+/// A last input group of 16 is 16 wide, a last kernel group that is not full is dense.
+pub fn pack_direct<const SIZE: usize>(
+    shape: &WeightShape,
+    group: usize,
+    mut weight: impl FnMut(usize, usize, usize) -> [u8; SIZE],
+) -> Vec<u8> {
+    let mut cube = Vec::with_capacity(shape.kernels * shape.taps() * shape.inputs * SIZE);
+    for first in (0..shape.kernels).step_by(group) {
+        for first_input in (0..shape.inputs).step_by(INPUT_GROUP) {
+            for tap in 0..shape.taps() {
+                for kernel in first..(first + group).min(shape.kernels) {
+                    for input in first_input..(first_input + INPUT_GROUP).min(shape.inputs) {
+                        cube.extend(weight(kernel, tap, input));
+                    }
+                }
+            }
+        }
+    }
+    cube
+}
+
+/// Weights of a depthwise convolution; `weight(slot, tap)` gives the element of physical indices.
+pub fn pack_depthwise<const SIZE: usize>(
+    shape: &WeightShape,
+    group: usize,
+    mut weight: impl FnMut(usize, usize) -> [u8; SIZE],
+) -> Vec<u8> {
+    let mut cube = Vec::with_capacity(shape.taps() * shape.inputs * SIZE);
+    for first in (0..shape.inputs).step_by(group) {
+        for tap in 0..shape.taps() {
+            for slot in first..(first + group).min(shape.inputs) {
+                cube.extend(weight(slot, tap));
+            }
+        }
+    }
+    cube
+}
+
+/// What the BS stage reads for one slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Operand {
+    /// Operand A: added to the accumulator.
+    pub addend: i32,
+    /// Operand B: weight zero-point compensation.
+    pub compensation: i16,
+    /// Operand C: multiplier.
+    pub multiplier: i16,
+}
+
+/// Operands of the BS stage, in groups of eight slots.
+///
+/// # Panics
+/// Where `operands` is not a multiple of eight.
+pub fn pack_operands(operands: &[Operand]) -> Vec<u8> {
+    assert!(operands.len().is_multiple_of(OPERAND_GROUP), "operands come in groups of eight");
+    let mut bytes = Vec::with_capacity(operands.len() / OPERAND_GROUP * OPERAND_GROUP_BYTES);
+    for group in operands.chunks_exact(OPERAND_GROUP) {
+        bytes.extend(group.iter().flat_map(|operand| operand.addend.to_le_bytes()));
+        bytes.extend(group.iter().flat_map(|operand| operand.compensation.to_le_bytes()));
+        bytes.extend(group.iter().flat_map(|operand| operand.multiplier.to_le_bytes()));
+    }
+    bytes
+}
+
+/// Bytes of the operands of `slots` slots.
+pub const fn operand_bytes(slots: usize) -> usize {
+    slots / OPERAND_GROUP * OPERAND_GROUP_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn cube(element: ElementType) -> impl Strategy<Value = Cube> {
+        (1..6usize, 1..6usize, 1..70usize, any::<u64>()).prop_map(move |(h, w, channels, seed)| {
+            let slots = channels.next_multiple_of(32) + 32;
+            let mut map = vec![None; slots];
+            let mut at = seed;
+            for channel in 0..channels {
+                at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let mut slot = (at >> 33) as usize % slots;
+                while map[slot].is_some() {
+                    slot = (slot + 1) % slots;
+                }
+                map[slot] = Some(channel);
+            }
+            Cube::new([h, w], Slots::new(map), element)
+        })
+    }
+
+    fn check(cube: &Cube) {
+        let host: Vec<u8> = (0..cube.host_bytes()).map(|i| (i * 31 + 7) as u8).collect();
+        let mut device = vec![0; cube.bytes()];
+        cube.pack(&host, &mut device);
+        let mut back = vec![0; host.len()];
+        cube.unpack(&device, &mut back);
+        assert_eq!(back, host);
+    }
+
+    proptest! {
+        #[test]
+        fn unpacking_undoes_packing(i8 in cube(ElementType::I8), u8 in cube(ElementType::U8), f16 in cube(ElementType::F16)) {
+            check(&i8);
+            check(&u8);
+            check(&f16);
+        }
+
+        /// The index formula of the specification, written down apart from the loops above.
+        #[test]
+        fn an_element_lies_where_the_index_formula_says(cube in cube(ElementType::I8), pick in any::<prop::sample::Index>()) {
+            let channels = cube.slots.channels();
+            let at = pick.index(cube.host_bytes());
+            let mut host = vec![0; cube.host_bytes()];
+            host[at] = 9;
+            let mut device = vec![0; cube.bytes()];
+            cube.pack(&host, &mut device);
+            let (pixel, channel) = (at / channels, at % channels);
+            let slot = cube.slots.slot(channel);
+            let expected = (slot / 16 * cube.pitch + pixel) * 16 + slot % 16;
+            prop_assert_eq!(device.iter().position(|&byte| byte == 9), Some(expected));
+        }
+
+        #[test]
+        fn a_direct_weight_lies_where_the_index_formula_says(
+            kernels in 1..80usize, inputs in 1..7usize, kh in 1..4usize, kw in 1..4usize, pick in any::<prop::sample::Index>()
+        ) {
+            let shape = WeightShape { kernels, inputs: inputs * 16, extents: [kh, kw] };
+            let total = kernels * shape.inputs * shape.taps();
+            let at = pick.index(total);
+            let (oc, tap, ic) = (at / shape.inputs / shape.taps(), at / shape.inputs % shape.taps(), at % shape.inputs);
+            let cube = pack_direct(&shape, 32, |kernel, t, input| [u8::from((kernel, t, input) == (oc, tap, ic))]);
+            prop_assert_eq!(cube.len(), total);
+            let in_group = (kernels - oc / 32 * 32).min(32);
+            let ic_width = (shape.inputs - ic / 32 * 32).min(32);
+            let expected = oc / 32 * 32 * shape.inputs * shape.taps()
+                + ic / 32 * 32 * shape.taps() * in_group
+                + tap * in_group * ic_width
+                + oc % 32 * ic_width
+                + ic % 32;
+            prop_assert_eq!(cube.iter().position(|&byte| byte == 1), Some(expected));
+        }
+    }
+
+    #[test]
+    fn the_worked_matmul_weight_of_the_specification_is_at_3112() {
+        let shape = WeightShape { kernels: 64, inputs: 64, extents: [1, 1] };
+        let cube = pack_direct(&shape, 32, |kernel, _, input| [u8::from((kernel, input) == (33, 40))]);
+        assert_eq!(cube.iter().position(|&byte| byte == 1), Some(3112));
+    }
+
+    #[test]
+    fn depthwise_groups_are_tap_major() {
+        let shape = WeightShape { kernels: 1, inputs: 128, extents: [3, 3] };
+        let cube = pack_depthwise(&shape, 64, |slot, tap| [u8::from((slot, tap) == (70, 4))]);
+        assert_eq!(cube.len(), 9 * 128);
+        assert_eq!(cube.iter().position(|&byte| byte == 1), Some(64 * 9 + 4 * 64 + 6));
+    }
+
+    #[test]
+    fn operands_are_groups_of_a_b_and_c() {
+        let operands: Vec<Operand> = (0..16)
+            .map(|i| Operand { addend: i + 1, compensation: -3, multiplier: i16::try_from(i * 2).unwrap() })
+            .collect();
+        let bytes = pack_operands(&operands);
+        assert_eq!(bytes.len(), operand_bytes(16));
+        assert_eq!(bytes[64 + 4..64 + 8], 10_i32.to_le_bytes());
+        assert_eq!(bytes[64 + 32..64 + 34], (-3_i16).to_le_bytes());
+        assert_eq!(bytes[64 + 48 + 2..64 + 48 + 4], 18_i16.to_le_bytes());
+    }
+}
