@@ -37,7 +37,7 @@ pub(crate) fn run(counts: &mut Counts) -> Result<()> {
         let mut command = Command::new(&tool);
         command.current_dir(step::workspace().join("fuzz"));
         command.args(["fuzz", "run", "--sanitizer", "none", target, "--"]);
-        command.arg(format!("-max_total_time={SECONDS}")).arg("-print_final_stats=1").arg("-verbosity=0");
+        command.arg(format!("-max_total_time={SECONDS}")).args(["-timeout=20", "-print_final_stats=1", "-verbosity=0"]);
         step::run(&format!("fuzz {target}"), command, LIMIT, counts)?;
     }
     Ok(())
