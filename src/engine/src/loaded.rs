@@ -1,0 +1,210 @@
+//! A model package, read, checked and planned: everything about a model that no context changes.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use model::{DType, Graph, TensorId};
+use npu::Chip;
+
+use crate::cpu::Prepared;
+use crate::info::{ModelInfo, TensorInfo};
+use crate::package::Package;
+use crate::plan::{Plan, Step, plan};
+use crate::rewrite::requantize_first;
+use crate::{Decoded, Error, Input, Result, Tensor};
+
+/// A model that contexts can make resident.
+#[derive(Debug)]
+pub(crate) struct Model {
+    pub(crate) info: Arc<ModelInfo>,
+    pub(crate) graph: Graph,
+    pub(crate) plan: Plan,
+    package: Package,
+    /// Operators of the CPU, by their index in the graph.
+    operators: Vec<Option<Prepared>>,
+    golden: Option<Golden>,
+}
+
+/// A known input with its known outputs.
+#[derive(Debug)]
+pub(crate) struct Golden {
+    pub(crate) input: Input,
+    outputs: Vec<Bytes>,
+    /// Largest difference of an element.
+    tolerance: u8,
+}
+
+impl Model {
+    /// Reads and plans the package in `folder`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with the place and the reason.
+    pub(crate) fn read(folder: &Path) -> Result<Self> {
+        let package = Package::read(folder)?;
+        let mut graph = package.graph()?;
+        let origins = requantize_first(&mut graph);
+        let plan = plan(&graph, &origins, &Chip::RK3588)?;
+        let operators = operators(&graph, &plan)?;
+        let inputs: Vec<_> = graph.inputs.iter().map(|id| describe(&graph, *id)).collect();
+        let outputs: Vec<_> = graph.outputs.iter().map(|id| describe(&graph, *id)).collect();
+        package.check(&inputs, &outputs)?;
+        let golden = package.golden()?;
+        let info = ModelInfo {
+            name: package.name().into(),
+            version: package.version().into(),
+            task: package.task().into(),
+            license: package.license().into(),
+            labels: package.labels().to_vec(),
+            takes_pictures: package.takes_pictures(),
+            inputs,
+            outputs,
+            report: plan.report.clone(),
+        };
+        Ok(Self { info: Arc::new(info), graph, plan, package, operators, golden })
+    }
+
+    /// Whether any operator runs on the NPU.
+    pub(crate) fn uses_npu(&self) -> bool {
+        !self.plan.networks.is_empty()
+    }
+
+    /// The operator of the CPU at an index that the plan names.
+    pub(crate) fn operator(&self, node: usize) -> &Prepared {
+        self.operators[node].as_ref().expect("every operator that the plan puts on the CPU is prepared")
+    }
+
+    /// A known input with its known outputs, where the package has one.
+    pub(crate) fn golden(&self) -> Option<&Golden> {
+        self.golden.as_ref()
+    }
+
+    /// Checks what can be checked without decoding a picture.
+    ///
+    /// # Errors
+    /// [`Error::InvalidTensor`] with the tensor and what it should be.
+    pub(crate) fn check(&self, input: &Input) -> Result<()> {
+        match input {
+            Input::Picture(_) if self.info.takes_pictures => Ok(()),
+            Input::Picture(_) => {
+                Err(Error::InvalidTensor(format!("model {:?} takes tensors, not pictures", self.info.name)))
+            }
+            Input::Tensors(tensors) => self.in_order(tensors).map(drop),
+        }
+    }
+
+    /// The bytes of every input, in the graph's order.
+    ///
+    /// # Errors
+    /// [`Error::InvalidTensor`].
+    pub(crate) fn prepare(&self, input: &Input) -> Result<Vec<Bytes>> {
+        match input {
+            Input::Tensors(tensors) => {
+                Ok(self.in_order(tensors)?.into_iter().map(|tensor| tensor.data.clone()).collect())
+            }
+            Input::Picture(picture) => Ok(vec![self.package.prepare(picture, &self.info.inputs[0])?]),
+        }
+    }
+
+    /// What the outputs mean.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for outputs that the package's decoder was not checked against.
+    pub(crate) fn decode(&self, outputs: &[Tensor]) -> Result<Decoded> {
+        self.package.decode(outputs, &self.info.outputs)
+    }
+
+    /// A caller's tensors in the graph's order: by name, or by position where no tensor has a name.
+    fn in_order<'a>(&self, tensors: &'a [Tensor]) -> Result<Vec<&'a Tensor>> {
+        let wanted = &self.info.inputs;
+        if tensors.len() != wanted.len() {
+            return Err(Error::InvalidTensor(format!(
+                "{} tensors given, model {:?} takes {}",
+                tensors.len(),
+                self.info.name,
+                wanted.len()
+            )));
+        }
+        let unnamed = tensors.iter().all(|tensor| tensor.name.is_empty());
+        let found = wanted.iter().enumerate().map(|(at, info)| {
+            let tensor = if unnamed { Some(&tensors[at]) } else { tensors.iter().find(|t| t.name == info.name) };
+            let missing = || Error::InvalidTensor(format!("input {:?} is missing", info.name));
+            fits(tensor.ok_or_else(missing)?, info)
+        });
+        found.collect()
+    }
+}
+
+impl Golden {
+    /// Compares outputs with the known ones.
+    ///
+    /// # Errors
+    /// [`Error::ResultUntrusted`] with the first element that differs by more than the tolerance.
+    pub(crate) fn check(&self, outputs: &[Tensor]) -> Result<()> {
+        for (output, expected) in outputs.iter().zip(&self.outputs) {
+            let signed = output.dtype == DType::I8;
+            let value = |byte: u8| if signed { i16::from(byte.cast_signed()) } else { i16::from(byte) };
+            let mut pairs = output.data.iter().zip(expected.iter());
+            let off = |(a, b): (&u8, &u8)| value(*a).abs_diff(value(*b)) > u16::from(self.tolerance);
+            if let Some(at) = pairs.position(off) {
+                return Err(Error::ResultUntrusted(format!(
+                    "golden output {:?} differs at element {at}: {} instead of {}, tolerance {}",
+                    output.name,
+                    value(output.data[at]),
+                    value(expected[at]),
+                    self.tolerance
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn fits<'a>(tensor: &'a Tensor, info: &TensorInfo) -> Result<&'a Tensor> {
+    if tensor.dtype != info.dtype {
+        return Err(Error::InvalidTensor(format!("input {:?} is {:?}, not {:?}", info.name, info.dtype, tensor.dtype)));
+    }
+    if tensor.shape != info.shape {
+        return Err(Error::InvalidTensor(format!(
+            "input {:?} has shape {:?}, not {:?}",
+            info.name, info.shape, tensor.shape
+        )));
+    }
+    if tensor.data.len() != info.bytes() {
+        return Err(Error::InvalidTensor(format!(
+            "input {:?} has {} bytes, not {}",
+            info.name,
+            info.bytes(),
+            tensor.data.len()
+        )));
+    }
+    Ok(tensor)
+}
+
+fn operators(graph: &Graph, plan: &Plan) -> Result<Vec<Option<Prepared>>> {
+    let mut operators: Vec<_> = graph.nodes.iter().map(|_| None).collect();
+    for step in &plan.steps {
+        if let Step::Cpu { node: index } = step {
+            let node = &graph.nodes[*index];
+            let refused = |reason| {
+                let name = &graph[node.outputs[0]].name;
+                Error::Unsupported(format!(
+                    "{} {name:?} runs neither on the NPU nor on the CPU: {reason}",
+                    node.op.name()
+                ))
+            };
+            operators[*index] = Some(Prepared::new(graph, node).map_err(refused)?);
+        }
+    }
+    Ok(operators)
+}
+
+fn describe(graph: &Graph, id: TensorId) -> TensorInfo {
+    let tensor = &graph[id];
+    TensorInfo {
+        name: tensor.name.clone(),
+        dtype: tensor.dtype,
+        shape: tensor.shape.clone(),
+        quantization: tensor.quantization.as_ref().and_then(model::Quantization::per_tensor),
+    }
+}
