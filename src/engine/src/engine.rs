@@ -203,7 +203,7 @@ impl Engine {
         Ok(info)
     }
 
-    /// Frees a model. Its waiting requests are answered [`Error::Busy`].
+    /// Frees a model. Requests that were admitted before are still answered.
     ///
     /// # Errors
     /// [`Error::UnknownModel`].

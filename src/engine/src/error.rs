@@ -9,7 +9,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The engine is shutting down or the model is being replaced.
+    /// The engine is shutting down.
     #[error("busy: {0}")]
     Busy(String),
     /// The queue has no room.

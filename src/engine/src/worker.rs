@@ -186,11 +186,10 @@ impl Worker {
     ) -> Result<(Vec<crate::Tensor>, Duration), Attempt> {
         let device = self.device().map_err(Attempt::Fatal)?;
         let resident = self.models.get_mut(&model.info.name).filter(|resident| Arc::ptr_eq(&resident.model, model));
-        let Some(resident) = resident else {
-            let message = format!("model {:?} was replaced or unloaded", model.info.name);
-            return Err(Attempt::Fatal(Error::Busy(message)));
-        };
-        let session = match &mut resident.session {
+        // A request that was admitted before its model was replaced or unloaded is still served by that model.
+        let mut past = None;
+        let slot = resident.map_or(&mut past, |resident| &mut resident.session);
+        let session = match slot {
             Some(session) => session,
             empty => empty.insert(Session::new(model, &device).map_err(Attempt::Fatal)?),
         };
