@@ -1,0 +1,46 @@
+//! The log: to the journal when the service manager started us, else to standard error.
+//!
+//! An event with the field `message_id` gets the journal's `MESSAGE_ID`, for which the catalog has an explanation.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::{Error, Result};
+
+/// A daemon serves.
+pub const SERVING: &str = "d0a6f7f4a92f4b64a1a7b3f1c52e0b11";
+/// A model was loaded.
+pub const MODEL_LOADED: &str = "5f0c8d6b3c5f4f4fb0a4c2f6a7f3e9d2";
+/// A result could not be trusted, and its context was replaced.
+pub const CONTEXT_REPLACED: &str = "9b3f0f6e2f7a4c0f8a51c6d0b2e4f7a3";
+/// The broker cannot be reached.
+pub const BROKER_LOST: &str = "1e7d2a9c4b8f4d3ea6f05b7c8d9e0fa4";
+
+/// Sets the log up for `daemon`. Call it once, first.
+///
+/// # Errors
+/// [`Error::Log`] for a malformed filter, or where a log was set up before.
+pub fn start(daemon: &str, filter: &str) -> Result<()> {
+    let error = |reason: String| Error::Log { filter: filter.to_owned(), reason };
+    let env_filter = EnvFilter::try_new(filter).map_err(|source| error(source.to_string()))?;
+    let registry = tracing_subscriber::registry().with(env_filter);
+    match journal(daemon) {
+        Some(journal) => registry.with(journal).try_init(),
+        None => {
+            let ansi = std::io::stderr().is_terminal();
+            let stderr = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(ansi);
+            registry.with(stderr).try_init()
+        }
+    }
+    .map_err(|source| error(source.to_string()))
+}
+
+/// The journal, where standard error would end in it and it can be reached.
+fn journal(daemon: &str) -> Option<tracing_journald::Layer> {
+    std::env::var_os("JOURNAL_STREAM")?;
+    let layer = tracing_journald::layer().ok()?;
+    Some(layer.with_field_prefix(None).with_syslog_identifier(daemon.to_owned()))
+}

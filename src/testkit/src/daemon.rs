@@ -1,0 +1,121 @@
+//! A program of this workspace as a process that says when it serves.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use tempfile::TempDir;
+
+use crate::process::Process;
+use crate::workspace;
+
+/// How often a wait for a message looks whether the program still runs.
+const GLANCE: Duration = Duration::from_millis(100);
+
+/// Builds a program of this workspace, if it is not built yet, and tells where it is.
+///
+/// # Errors
+/// Where it does not compile.
+pub fn build(package: &str, features: &[&str]) -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .current_dir(workspace())
+        .args(["build", "--quiet", "--message-format=json", "--package", package, "--bin", package])
+        .arg("--features")
+        .arg(features.join(","))
+        .output()?;
+    if !output.status.success() {
+        bail!("{package} does not build:\n{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let messages = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<serde_json::Value>();
+    let executable = messages.flatten().filter_map(|message| message["executable"].as_str().map(PathBuf::from)).last();
+    executable.context("cargo names no executable")
+}
+
+/// A daemon. It is killed when the value is dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    process: Process,
+    notifications: UnixDatagram,
+    log: PathBuf,
+    folder: TempDir,
+}
+
+impl Daemon {
+    /// Starts a daemon with a configuration; `arguments` follow `--config FILE`.
+    ///
+    /// # Errors
+    /// Where it cannot be started.
+    pub fn start(program: &Path, config: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let config_file = folder.path().join("config.toml");
+        fs::write(&config_file, config)?;
+        let socket = folder.path().join("notify");
+        let notifications = UnixDatagram::bind(&socket)?;
+        notifications.set_read_timeout(Some(GLANCE))?;
+        let log = folder.path().join("log");
+        let mut command = Command::new(program);
+        command
+            .arg("--config")
+            .arg(config_file)
+            .args(arguments)
+            .env("NOTIFY_SOCKET", socket)
+            .env_remove("JOURNAL_STREAM")
+            .envs(environment.iter().copied())
+            .stderr(File::create(&log)?);
+        let process = Process::start(&mut command, "of this workspace")?;
+        Ok(Self { process, notifications, log, folder })
+    }
+
+    /// Waits until the daemon says `state`, for example `READY=1` or `WATCHDOG=1`.
+    ///
+    /// # Errors
+    /// Where it ends, or `patience` does. The error has the daemon's log.
+    pub fn wait_for(&mut self, state: &str, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        let mut message = [0; 4096];
+        while Instant::now() < deadline {
+            match self.notifications.recv(&mut message) {
+                Ok(len) if String::from_utf8_lossy(&message[..len]).lines().any(|line| line == state) => return Ok(()),
+                Ok(_) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    if let Some(status) = self.process.child().try_wait()? {
+                        bail!("the daemon ended with {status} before {state}:\n{}", self.log());
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        bail!("no {state} within {patience:?}:\n{}", self.log())
+    }
+
+    /// What the daemon logged so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// A folder that ends with the daemon.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Asks the daemon to stop, and waits.
+    ///
+    /// # Errors
+    /// Where it ends with an error.
+    pub fn terminate(&mut self) -> Result<()> {
+        self.process.terminate().with_context(|| self.log())
+    }
+
+    /// Ends the daemon at once, as a crash would.
+    ///
+    /// # Errors
+    /// Where it had ended before.
+    pub fn kill(&mut self) -> Result<()> {
+        self.process.kill()
+    }
+}
