@@ -1,1 +1,45 @@
-//! A software NPU.
+//! A software NPU behind the device seam, so low that what drives it cannot tell.
+//!
+//! ```text
+//! Simulator (Driver) ─▶ kernel: files, buffer objects, queues, watchdog, log
+//!                          └─▶ controller: command words ─▶ register groups ─▶ datapath
+//!                                 conv   = cna ─▶ mac ─▶ dpu ─▶ memory
+//!                                 flying = rdma ─▶ dpu ─▶ memory
+//!                                 ppu      (not simulated)
+//! ```
+//!
+//! It fails closed: a word, register, address or mode that means nothing, or that nobody has seen hardware do, makes the
+//! job hang as a hung job does on a board, and [`Simulator::faults`] says why. Time is virtual and comes from a
+//! [cost model](CostModel), which ranks plans and measures nothing. Errata are in [`quirks`], test levers in [`levers`].
+//!
+//! Known differences from a board: data is in memory when SUBMIT returns, although the job is not finished by the file's
+//! clock; a buffer closed while a job runs stays mapped; caches are coherent, so a forgotten FINI is not noticed.
+//!
+//! SOURCE: npu-spec; where the code says nothing else, its sections are the reference.
+
+#![forbid(unsafe_code)]
+
+mod cbuf;
+mod cna;
+mod controller;
+mod conv;
+mod cost;
+mod counters;
+mod dpu;
+mod fault;
+mod flying;
+mod kernel;
+pub mod levers;
+mod mac;
+mod memory;
+mod ppu;
+pub mod quirks;
+mod rdma;
+mod registers;
+
+pub use cost::{CostModel, Work};
+pub use counters::Counters;
+pub use fault::{Direction, Fault};
+pub use kernel::{FaultRecord, Options, Simulator};
+pub use levers::{Lever, Levers, Rates};
+pub use quirks::Quirk;

@@ -1,0 +1,285 @@
+//! PC, the program controller of a core: fetches command words, writes registers, starts the datapaths.
+//!
+//! ```text
+//! job ─▶ kick (once per task, or once for a self-chained stream) ─▶ task: words ─▶ registers ─▶ enable ─▶ Effect ─▶ memory
+//! ```
+//!
+//! A datapath computes an [`Effect`] from registers and memory and writes nothing itself, so that test levers can spoil
+//! the writes of any of them.
+
+use std::time::Duration;
+
+use npu_device::Task;
+use npu_regs::{Block, BlockMask, FieldError, Op, Register, RegisterInfo, Word, pc};
+
+use crate::cbuf::Cbuf;
+use crate::cost::{CostModel, Work};
+use crate::fault::{Direction, Fault, Result, proven};
+use crate::levers::Lever;
+use crate::memory::{ATOM, Space, Writes};
+use crate::quirks::{Quirk, hang};
+use crate::registers::RegisterFile;
+use crate::{conv, flying, ppu};
+
+/// When the kernel gives up on a job. SOURCE: `JOB_TIMEOUT_MS`, drivers/accel/rocket/rocket_job.c.
+pub(crate) const WATCHDOG: Duration = Duration::from_millis(500);
+/// What streams write into the pointers of the blocks that are theirs. SOURCE: npu-spec 1.3.
+const PING_PONG: u32 = 0xe;
+/// Command words of a 128-bit beat.
+const WORDS_PER_BEAT: u32 = 2;
+/// Unit of a lost write.
+const BURST: usize = 64;
+/// An address that a fault lever pretends to read: no buffer object reaches it.
+const WILD: u64 = 0xffff_f000;
+
+/// What a task does to memory.
+#[derive(Debug, Default)]
+pub(crate) struct Effect {
+    /// In the order of the writer.
+    pub(crate) writes: Vec<Writes>,
+    /// For the cost model and the counters.
+    pub(crate) work: Work,
+    /// Why the task hangs after these writes.
+    pub(crate) hangs: Option<Fault>,
+}
+
+/// A job as the core sees it.
+pub(crate) struct Order<'a> {
+    pub(crate) tasks: &'a [Task],
+    /// One kick for all tasks.
+    pub(crate) batched: bool,
+    pub(crate) lever: Option<Lever>,
+    pub(crate) cost: &'a CostModel,
+    /// Largest work of the job, in multiplications or elements.
+    pub(crate) work_limit: u64,
+}
+
+/// How a job ended.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// Virtual time on the core.
+    pub(crate) time: Duration,
+    /// Which task hung, and why.
+    pub(crate) fault: Option<(usize, Fault)>,
+    pub(crate) kicks: u64,
+    pub(crate) tasks: u64,
+    pub(crate) work: Work,
+}
+
+/// One core: its registers and what its CBUF holds.
+#[derive(Debug, Default)]
+pub(crate) struct Core {
+    pub(crate) registers: RegisterFile,
+    pub(crate) cbuf: Cbuf,
+    /// QUIRK(Q25): half precision hangs until the power domain is cycled.
+    pub(crate) poisoned: bool,
+}
+
+/// State of a job while it runs.
+struct Run<'a> {
+    space: &'a Space,
+    order: &'a Order<'a>,
+    outcome: Outcome,
+    work_left: u64,
+}
+
+/// Where a stream says that the next task is.
+#[derive(Default)]
+struct Link {
+    base: Option<u32>,
+    beats: u32,
+}
+
+impl Core {
+    /// Runs a job to its end or to the watchdog.
+    pub(crate) fn run_job(&mut self, space: &Space, order: &Order<'_>) -> Outcome {
+        let outcome = Outcome { time: order.cost.job, ..Outcome::default() };
+        let mut run = Run { space, order, outcome, work_left: order.work_limit };
+        // What an earlier job left may belong to another file.
+        self.cbuf = Cbuf::default();
+        let result = run.delay().and_then(|()| self.kicks(&mut run));
+        let mut outcome = run.outcome;
+        if let Err(fault) = result {
+            // CAST: at most as many tasks as the job has.
+            outcome.fault = Some((outcome.tasks as usize, fault));
+            outcome.time = WATCHDOG;
+            self.reset();
+        }
+        outcome
+    }
+
+    /// What the kernel's watchdog does. The power domain stays on.
+    fn reset(&mut self) {
+        *self = Self { poisoned: self.poisoned, ..Self::default() };
+    }
+
+    fn kicks(&mut self, run: &mut Run<'_>) -> Result<()> {
+        let tasks = run.order.tasks;
+        if run.order.batched {
+            // CAST: the kernel refuses more tasks than TASK_NUMBER holds.
+            return self.kick(run, tasks[0], tasks.len() as u32);
+        }
+        for (i, task) in tasks.iter().enumerate() {
+            if i > 0 {
+                run.outcome.time += run.order.cost.kick;
+            }
+            self.kick(run, *task, 1)?;
+        }
+        Ok(())
+    }
+
+    /// `count` tasks, the first of which the kernel names; the others are found by the links.
+    fn kick(&mut self, run: &mut Run<'_>, first: Task, count: u32) -> Result<()> {
+        // SOURCE: npu-spec 2.2, 1.4: PC_DATA_AMOUNT has 16 bits, wider ones wrap. QUIRK(Q13)
+        let (mut base, mut beats) = (first.dma, (npu_regs::beats_minus_one(first.words as usize) & 0xffff) + 1);
+        run.outcome.kicks += 1;
+        for done in 1..=count {
+            proven(base as usize % ATOM == 0, "a task whose address is no multiple of 16")?;
+            let link = self.task(run, base, beats)?;
+            if done < count {
+                base = link.base.ok_or(Fault::BrokenChain { done, tasks: count })?;
+                beats = link.beats + 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn task(&mut self, run: &mut Run<'_>, base: u32, beats: u32) -> Result<Link> {
+        let bytes = run.space.read_vec(Block::Pc, base.into(), u64::from(beats) * ATOM as u64)?;
+        run.outcome.work.bytes_read += bytes.len() as u64;
+        let (mut link, mut armed, mut started) = (Link::default(), false, false);
+        for word in bytes.chunks_exact(ATOM / WORDS_PER_BEAT as usize) {
+            // PANIC: chunks of eight bytes.
+            match Word(u64::from_le_bytes(word.try_into().expect("eight bytes"))).decode()? {
+                Op::Nop => {}
+                Op::Marker => armed = true,
+                Op::Write { register, value } => self.write(register, value, &mut link)?,
+                Op::Enable(_) if !armed => return Err(hang(Quirk::Q5)),
+                Op::Enable(mask) => {
+                    proven(!started, "a task that starts the blocks twice")?;
+                    self.start(run, mask)?;
+                    (armed, started) = (false, true);
+                }
+            }
+        }
+        if !started {
+            return Err(Fault::NoEnable);
+        }
+        run.outcome.tasks += 1;
+        Ok(link)
+    }
+
+    fn write(&mut self, register: &'static RegisterInfo, value: u32, link: &mut Link) -> Result<()> {
+        let reserved = value & !register.mask();
+        if reserved != 0 {
+            return Err(FieldError::Reserved { register: register.name, bits: reserved }.into());
+        }
+        if register.block == Block::Pc {
+            return follow(register, value, link);
+        }
+        match register.offset & 0xfff {
+            0x0 | 0x8 => return Err(Fault::NotForStreams { register: register.name }),
+            0x4 if matches!(register.block, Block::Cna | Block::Core) => return Err(hang(Quirk::Q6)),
+            // The write does not move the pointer. SOURCE: npu-spec 1.3.
+            0x4 => return proven(value == PING_PONG, "a pointer mode other than ping-pong"),
+            _ => {}
+        }
+        self.registers.write(register, value);
+        Ok(())
+    }
+
+    /// Runs the blocks of `mask` and lets them write.
+    fn start(&mut self, run: &mut Run<'_>, mask: BlockMask) -> Result<()> {
+        let lever = run.lever().cloned();
+        match lever {
+            Some(Lever::Hang { .. }) => return Err(Fault::Injected),
+            Some(Lever::IommuFault { .. }) => {
+                return Err(Fault::Iommu { block: Block::Cna, direction: Direction::Read, dma: WILD });
+            }
+            _ => {}
+        }
+        let mut effect = match mask {
+            // 0x0d is a convolution without operands from memory.
+            BlockMask::CONVOLUTION => conv::run(self, run.space, true, run.work_left)?,
+            mask if mask.bits() == 0x0d => conv::run(self, run.space, false, run.work_left)?,
+            BlockMask::FLYING => flying::run(self, run.space, run.work_left)?,
+            BlockMask::POOLING => ppu::run()?,
+            mask => return Err(Fault::Mask { mask: mask.bits() }),
+        };
+        run.account(&effect)?;
+        let lost = spoil(&mut effect.writes, lever.as_ref());
+        let mut at = 0;
+        for writes in &effect.writes {
+            let local = lost.start.saturating_sub(at)..lost.end.saturating_sub(at);
+            writes.commit(run.space, &local)?;
+            at += writes.bytes();
+        }
+        self.registers.toggle(mask);
+        effect.hangs.map_or(Ok(()), Err)
+    }
+}
+
+/// A write to a PC register: where the next task is.
+fn follow(register: &'static RegisterInfo, value: u32, link: &mut Link) -> Result<()> {
+    if register.offset == pc::BaseAddress::INFO.offset {
+        let base = pc::BaseAddress::decode(value)?;
+        proven(!base.pc_sel, "a link into slave mode")?;
+        link.base = Some(base.pc_source_addr << 4);
+        return Ok(());
+    }
+    if register.offset == pc::RegisterAmounts::INFO.offset {
+        link.beats = pc::RegisterAmounts::decode(value)?.pc_data_amount;
+        return Ok(());
+    }
+    Err(Fault::NotForStreams { register: register.name })
+}
+
+/// Cuts the writes as the lever says, and returns which bytes of them get lost.
+fn spoil(writes: &mut [Writes], lever: Option<&Lever>) -> std::ops::Range<usize> {
+    let total: usize = writes.iter().map(Writes::bytes).sum();
+    match lever {
+        Some(Lever::PartialWrite { percent, .. }) => {
+            let mut keep = total * usize::from(*percent).min(100) / 100;
+            for writes in writes {
+                writes.truncate(keep);
+                keep -= writes.bytes().min(keep);
+            }
+            0..0
+        }
+        Some(Lever::LostWrite { burst, .. }) => {
+            let start = burst % total.div_ceil(BURST).max(1) * BURST;
+            start..start + BURST
+        }
+        _ => 0..0,
+    }
+}
+
+impl Run<'_> {
+    /// Time that passes before the first task because of a lever.
+    fn delay(&mut self) -> Result<()> {
+        if let Some(Lever::Slow(delay)) = self.order.lever {
+            self.outcome.time += delay;
+        }
+        self.check_time()
+    }
+
+    /// The lever, where it concerns the task that runs now.
+    fn lever(&self) -> Option<&Lever> {
+        // CAST: a count of tasks.
+        self.order.lever.as_ref().filter(|lever| lever.task() == Some(self.outcome.tasks as usize))
+    }
+
+    fn account(&mut self, effect: &Effect) -> Result<()> {
+        let work = &effect.work;
+        self.work_left = self.work_left.saturating_sub(work.macs);
+        self.outcome.time += self.order.cost.task(work);
+        self.outcome.work.macs += work.macs;
+        self.outcome.work.bytes_read += work.bytes_read;
+        self.outcome.work.bytes_written += work.bytes_written;
+        self.check_time()
+    }
+
+    fn check_time(&self) -> Result<()> {
+        if self.outcome.time < WATCHDOG { Ok(()) } else { Err(Fault::Overtime) }
+    }
+}

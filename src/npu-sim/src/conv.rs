@@ -1,0 +1,96 @@
+//! The convolution datapath: CNA, CORE and DPU. A matrix product is a convolution of one pixel.
+
+use std::ops::Range;
+
+use npu_regs::{Precision, core, dpu};
+use rayon::prelude::*;
+
+use crate::cna::{Fetch, check_poison};
+use crate::controller::{Core, Effect};
+use crate::cost::{Work, macs_per_cycle};
+use crate::dpu::{Post, Source, extents, poisons};
+use crate::fault::{Fault, Result, proven};
+use crate::mac::{self, Half, Integer, padded_elements};
+use crate::memory::{Space, Writes};
+use crate::quirks::{Quirk, hang};
+use crate::rdma::Extents;
+
+/// Pixels that are computed in one piece.
+const PIECE: usize = 64;
+
+/// Computes a task. `readers`: whether DPU_RDMA takes part. `left`: the largest work that is allowed.
+pub(crate) fn run(task: &mut Core, space: &Space, readers: bool, left: u64) -> Result<Effect> {
+    let registers = &task.registers;
+    let fetch = Fetch::decode(registers)?;
+    check_poison(&fetch, task.poisoned)?;
+    let extents = extents(registers)?;
+    check_window(&fetch, extents)?;
+    let out = registers.get::<dpu::DataFormat>()?.out_precision;
+    mac::check(registers, &fetch, extents, matches!(out, Precision::Int32 | Precision::Fp32))?;
+    let macs = macs(&fetch, extents)?;
+    let work = macs.max(padded_elements(&fetch, extents));
+    if work > left {
+        return Err(Fault::TooMuchWork { work, left });
+    }
+    let source = Source::Convolution { precision: fetch.precision, depthwise: fetch.depthwise };
+    let post = Post::decode(registers, space, source, readers)?;
+    let truncate = registers.get::<core::ClipTruncate>()?.clip_truncate;
+    task.poisoned |= poisons(registers)?;
+    let group = post.writer.group;
+    let features = task.cbuf.features(&fetch, || fetch.read_features(space))?;
+    let weights = task.cbuf.weights(&fetch, || match fetch.depthwise {
+        true => fetch.read_depthwise_weights(space, group),
+        false => fetch.read_direct_weights(space, group),
+    })?;
+    let writes = match fetch.precision {
+        Precision::Int8 => {
+            let array = Integer::new(&fetch, extents, &features, &weights, group, truncate);
+            pieces(&post, |group, rows| post.emit(group, rows.clone(), &array.accumulate(group, rows, &post.stages)))
+        }
+        _ => {
+            let array = Half::new(&fetch, extents, &features, &weights, group);
+            pieces(&post, |group, rows| post.emit(group, rows.clone(), &array.accumulate(group, rows)))
+        }
+    };
+    let written = writes.iter().map(|writes| writes.bytes() as u64).sum();
+    let work = Work {
+        macs,
+        macs_per_cycle: macs_per_cycle(fetch.precision),
+        bytes_read: fetch.bytes() + post.bytes_read,
+        bytes_written: written,
+    };
+    Ok(Effect { writes, work, hangs: post.writer.hangs.as_ref().map(Fault::from) })
+}
+
+/// Multiplications, padding included.
+fn macs(fetch: &Fetch, extents: Extents) -> Result<u64> {
+    // PANIC-free: extents have 13 bits, kernels 14, taps 10 and channels 16.
+    let pixels = (extents.pixels() * fetch.taps()) as u64;
+    let kernels = if fetch.depthwise { 1 } else { fetch.kernels.max(extents.channels) };
+    pixels.checked_mul((fetch.channels * kernels) as u64).ok_or(hang(Quirk::Q30))
+}
+
+/// Windows that start beyond the input make no sense, and would make padding as large as a program likes.
+fn check_window(fetch: &Fetch, extents: Extents) -> Result<()> {
+    let window = &fetch.window;
+    for (axis, outputs, inputs) in [(0, extents.height, fetch.height), (1, extents.width, fetch.width)] {
+        let last = (outputs - 1) * window.stride[axis];
+        proven(last < inputs + window.pad[axis], "windows that start beyond the input")?;
+    }
+    Ok(())
+}
+
+/// Computes the output in pieces, in the order of the writer: group by group, row by row.
+fn pieces(post: &Post, compute: impl Fn(usize, Range<usize>) -> Writes + Sync) -> Vec<Writes> {
+    if post.silent {
+        return Vec::new();
+    }
+    if let Some(rows) = post.writer.only_rows() {
+        return vec![compute(0, rows)];
+    }
+    let height = post.extents.height;
+    let rows = PIECE.div_ceil(post.extents.width);
+    let starts: Vec<(usize, usize)> =
+        (0..post.writer.groups).flat_map(|group| (0..height).step_by(rows).map(move |row| (group, row))).collect();
+    starts.into_par_iter().map(|(group, row)| compute(group, row..(row + rows).min(height))).collect()
+}
