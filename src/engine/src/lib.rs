@@ -8,11 +8,13 @@
 #![forbid(unsafe_code)]
 
 pub mod cpu;
+mod decode;
 mod engine;
 mod error;
 mod info;
 mod loaded;
 mod package;
+mod picture;
 mod plan;
 mod queue;
 mod request;

@@ -30,9 +30,9 @@ pub(crate) struct Model {
 #[derive(Debug)]
 pub(crate) struct Golden {
     pub(crate) input: Input,
-    outputs: Vec<Bytes>,
+    pub(crate) outputs: Vec<Bytes>,
     /// Largest difference of an element.
-    tolerance: u8,
+    pub(crate) tolerance: u8,
 }
 
 impl Model {
@@ -49,7 +49,7 @@ impl Model {
         let inputs: Vec<_> = graph.inputs.iter().map(|id| describe(&graph, *id)).collect();
         let outputs: Vec<_> = graph.outputs.iter().map(|id| describe(&graph, *id)).collect();
         package.check(&inputs, &outputs)?;
-        let golden = package.golden()?;
+        let golden = package.golden(&inputs, &outputs)?;
         let info = ModelInfo {
             name: package.name().into(),
             version: package.version().into(),
@@ -111,7 +111,7 @@ impl Model {
     /// # Errors
     /// [`Error::Internal`] for outputs that the package's decoder was not checked against.
     pub(crate) fn decode(&self, outputs: &[Tensor]) -> Result<Decoded> {
-        self.package.decode(outputs, &self.info.outputs)
+        self.package.decode(&self.info.inputs, outputs, &self.info.outputs)
     }
 
     /// A caller's tensors in the graph's order: by name, or by position where no tensor has a name.

@@ -1,7 +1,7 @@
 //! Multiplying an integer by a real number in integers, as TFLite does: a 31-bit fraction and a power of two.
 //!
-//! TFLite can be built to round once or twice. LiteRT's packages round twice, and so do these: first the doubled high
-//! half of the product, half away from zero downwards; then the shift, half away from zero.
+//! TFLite can be built to round once or twice. LiteRT's packages round twice, and so does this: first the product with
+//! the fraction, halves upwards; then the shift, halves away from zero.
 
 use model::Activation;
 
@@ -108,9 +108,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_round_away_from_zero() {
-        let half = Multiplier::new(0.5).unwrap();
-        assert_eq!([3, 1, -1, -3].map(|value| half.apply(value)), [2, 1, -1, -2]);
+    fn halves_round_upwards_in_the_fraction_and_away_from_zero_in_the_shift() {
+        let [half, quarter] = [0.5, 0.25].map(|real| Multiplier::new(real).unwrap());
+        assert_eq!([3, 1, -1, -3].map(|value| half.apply(value)), [2, 1, 0, -1]);
+        assert_eq!([12, 4, -4, -12].map(|value| quarter.apply(value)), [3, 1, -1, -3]);
+        assert_eq!([2, -2, -6].map(|value| quarter.apply(value)), [1, -1, -2]);
     }
 
     #[test]
