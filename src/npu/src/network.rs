@@ -7,64 +7,165 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use npu_device::{Deadline, Device};
+use npu_device::Device;
 
 use crate::chip::Chip;
-use crate::error::{Error, Result, RunError, RunReport, Unsupported};
-use crate::ops::{Activation, Add, Conv2d, Depthwise, ElementType, Quant};
+use crate::emit::{Bases, Kind, WORDS};
+use crate::error::{Error, Result, Unsupported};
+use crate::layer::{self, IntConv, Layer, LayerArithmetic, Tensor, Weights};
+use crate::lower::{Arena, Lowered, PlannedTask};
+use crate::ops::{Activation, Add, Bias, Conv2d, Depthwise, ElementType, Filter, Quant, Window};
+use crate::run::{Resident, Sentinel};
+
+/// Bytes from one register program to the next: 126 words, and two that do nothing.
+pub(crate) const PROGRAM_STRIDE: usize = 1024;
 
 /// A tensor of a network under construction. Only valid with the builder that gave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TensorRef(usize);
 
 /// Collects a network. Each call checks at once whether the NPU can do the operation.
-#[derive(Debug)]
+///
+/// # Panics
+/// Every method panics where a tensor comes from another builder with more tensors.
+#[derive(Clone, Debug)]
 pub struct NetworkBuilder {
     chip: Chip,
+    tensors: Vec<Tensor>,
+    layers: Vec<Layer>,
+    inputs: Vec<usize>,
+    outputs: Vec<usize>,
 }
 
 impl NetworkBuilder {
     /// A network without layers.
     pub fn new(chip: &Chip) -> Self {
-        Self { chip: chip.clone() }
+        Self { chip: chip.clone(), tensors: Vec::new(), layers: Vec::new(), inputs: Vec::new(), outputs: Vec::new() }
     }
 
     /// A tensor that the caller provides, `[h, w, c]`, NHWC.
     ///
     /// # Errors
-    /// Extents that the hardware's fields cannot hold.
+    /// Extents that the hardware's fields cannot hold, or a quantisation outside the element type.
     pub fn input(&mut self, shape: [usize; 3], element: ElementType, quant: Quant) -> Result<TensorRef, Unsupported> {
-        let _ = (shape, element, quant);
-        Err(Unsupported::new(format!("planning for {} is not written yet", self.chip.name)))
+        let tensor = self.push_tensor(Tensor::new(&self.chip, shape, element, quant)?);
+        self.inputs.push(tensor.0);
+        Ok(tensor)
     }
 
     /// Shape `[h, w, c]`, element type and quantisation of a tensor.
-    pub fn tensor(&self, _tensor: TensorRef) -> ([usize; 3], ElementType, Quant) {
-        ([0; 3], ElementType::I8, Quant::NONE)
+    pub fn tensor(&self, tensor: TensorRef) -> ([usize; 3], ElementType, Quant) {
+        let tensor = &self.tensors[tensor.0];
+        (tensor.shape, tensor.element, tensor.quant)
     }
 
     /// A convolution.
     ///
     /// # Errors
     /// What exceeds which limit.
-    pub fn conv2d(&mut self, _input: TensorRef, _conv: &Conv2d<'_>) -> Result<TensorRef, Unsupported> {
-        Err(Unsupported::new("not written yet"))
+    pub fn conv2d(&mut self, input: TensorRef, conv: &Conv2d<'_>) -> Result<TensorRef, Unsupported> {
+        let parts = Parts {
+            kind: Kind::Direct,
+            window: conv.window,
+            channels: conv.channels,
+            filter: conv.filter,
+            bias: conv.bias,
+            output: conv.output,
+            activation: conv.activation,
+        };
+        self.convolution(input, &parts)
     }
 
-    /// A depthwise convolution.
+    /// A depthwise convolution. A multiplier above 1 is possible only for one input channel, which is a convolution.
     ///
     /// # Errors
     /// What exceeds which limit.
-    pub fn depthwise(&mut self, _input: TensorRef, _conv: &Depthwise<'_>) -> Result<TensorRef, Unsupported> {
-        Err(Unsupported::new("not written yet"))
+    pub fn depthwise(&mut self, input: TensorRef, conv: &Depthwise<'_>) -> Result<TensorRef, Unsupported> {
+        let inputs = self.tensors[input.0].channels();
+        let mut parts = Parts {
+            kind: Kind::Depthwise,
+            window: conv.window,
+            channels: inputs,
+            filter: conv.filter,
+            bias: conv.bias,
+            output: conv.output,
+            activation: conv.activation,
+        };
+        if conv.multiplier == 1 {
+            return self.convolution(input, &parts);
+        }
+        if inputs != 1 || conv.multiplier == 0 {
+            return Err(Unsupported::new(format!(
+                "a channel multiplier of {} is not a mode of the hardware",
+                conv.multiplier
+            )));
+        }
+        let data = transposed(conv.filter.data, conv.multiplier, self.tensors[input.0].element.bytes());
+        parts.kind = Kind::Direct;
+        parts.channels = conv.multiplier;
+        parts.filter.data = &data;
+        self.convolution(input, &parts)
+    }
+
+    fn convolution(&mut self, input: TensorRef, parts: &Parts<'_>) -> Result<TensorRef, Unsupported> {
+        let source = &self.tensors[input.0];
+        let element = source.element;
+        let [oh, ow] = layer::check_window(&self.chip, &parts.window, source.extents())?;
+        layer::check_fit(&self.chip, parts.kind, source, &parts.window, [oh, ow])?;
+        let output = Tensor::new(&self.chip, [oh, ow, parts.channels], element, parts.output)?;
+        let taps = parts.window.kernel[0] * parts.window.kernel[1];
+        let per_tap = match parts.kind {
+            Kind::Direct => source.channels() * parts.channels,
+            Kind::Depthwise => source.channels(),
+        };
+        layer::check_filter(&parts.filter, taps * per_tap, element)?;
+        let (weights, arithmetic) = if element.is_integer() {
+            let Parts { kind, filter, bias, activation, .. } = parts;
+            let conv =
+                IntConv { kind: *kind, input: source, output: &output, taps, filter, bias, activation: *activation };
+            let (weights, channels) = conv.prepare()?;
+            (Weights::Int8(weights), LayerArithmetic::Int8(channels))
+        } else {
+            let weights = parts.filter.data.chunks_exact(2).map(|bytes| [bytes[0], bytes[1]]).collect();
+            (Weights::Fp16(weights), layer::prepare_fp16(&parts.bias, parts.activation, parts.channels)?)
+        };
+        let Parts { kind, window, .. } = *parts;
+        let name = match kind {
+            Kind::Direct => "conv",
+            Kind::Depthwise => "depthwise",
+        };
+        let what = format!("{name} {:?} {:?} -> {:?}", window.kernel, source.shape, output.shape);
+        let zero_points = [source.zero_point(), 0];
+        let output = self.push_tensor(output);
+        self.layers.push(Layer {
+            what,
+            kind,
+            input: input.0,
+            addend: None,
+            output: output.0,
+            window,
+            weights,
+            arithmetic,
+            zero_points,
+        });
+        Ok(output)
     }
 
     /// The sum of two tensors of one shape.
     ///
     /// # Errors
     /// What exceeds which limit.
-    pub fn add(&mut self, _a: TensorRef, _b: TensorRef, _add: &Add) -> Result<TensorRef, Unsupported> {
-        Err(Unsupported::new("not written yet"))
+    pub fn add(&mut self, a: TensorRef, b: TensorRef, add: &Add) -> Result<TensorRef, Unsupported> {
+        let [first, second] = [a, b].map(|tensor| &self.tensors[tensor.0]);
+        if first.shape != second.shape || first.element != second.element {
+            return Err(Unsupported::new(format!(
+                "the sum of {:?}{:?} and {:?}{:?}",
+                first.element, first.shape, second.element, second.shape
+            )));
+        }
+        let output = Tensor::new(&self.chip, first.shape, first.element, add.output)?;
+        let arithmetic = layer::prepare_add([first, second], &output, add.activation)?;
+        self.point(a, Some(b), output, arithmetic, "add")
     }
 
     /// The same numbers in another quantisation or 8-bit element type, or clamped.
@@ -73,44 +174,249 @@ impl NetworkBuilder {
     /// What exceeds which limit.
     pub fn requantize(
         &mut self,
-        _input: TensorRef,
-        _element: ElementType,
-        _output: Quant,
-        _activation: Activation,
+        input: TensorRef,
+        element: ElementType,
+        output: Quant,
+        activation: Activation,
     ) -> Result<TensorRef, Unsupported> {
-        Err(Unsupported::new("not written yet"))
+        let source = &self.tensors[input.0];
+        if source.element.is_integer() != element.is_integer() {
+            return Err(Unsupported::new(format!("a conversion from {:?} to {element:?}", source.element)));
+        }
+        let output = Tensor::new(&self.chip, source.shape, element, output)?;
+        let arithmetic = if element.is_integer() {
+            layer::prepare_requantize(source, &output, activation)?
+        } else {
+            LayerArithmetic::Fp16 { bias: None, clamp: layer::fp16_clamp(activation)? }
+        };
+        self.point(input, None, output, arithmetic, "requantize")
+    }
+
+    /// A convolution of one tap that keeps every channel, and what follows it.
+    fn point(
+        &mut self,
+        input: TensorRef,
+        addend: Option<TensorRef>,
+        output: Tensor,
+        arithmetic: LayerArithmetic,
+        name: &str,
+    ) -> Result<TensorRef, Unsupported> {
+        let source = &self.tensors[input.0];
+        layer::check_fit(&self.chip, Kind::Direct, source, &Window::POINT, output.extents())?;
+        let what = format!("{name} {:?}", output.shape);
+        let second = addend.map_or(0, |addend| self.tensors[addend.0].zero_point());
+        let zero_points = [source.zero_point(), second];
+        let output = self.push_tensor(output);
+        self.layers.push(Layer {
+            what,
+            kind: Kind::Direct,
+            input: input.0,
+            addend: addend.map(|addend| addend.0),
+            output: output.0,
+            window: Window::POINT,
+            weights: Weights::Identity,
+            arithmetic,
+            zero_points,
+        });
+        Ok(output)
+    }
+
+    fn push_tensor(&mut self, tensor: Tensor) -> TensorRef {
+        self.tensors.push(tensor);
+        TensorRef(self.tensors.len() - 1)
     }
 
     /// Makes a tensor an output of the network. Outputs come in the order of these calls.
-    pub fn output(&mut self, _tensor: TensorRef) {}
+    pub fn output(&mut self, tensor: TensorRef) {
+        self.outputs.push(tensor.0);
+    }
 
     /// Plans the network.
     ///
     /// # Errors
-    /// [`Error::Layer`] where a layer does not fit after all, [`Error::Empty`] without layers or outputs.
+    /// [`Error::Layer`] where a layer does not fit after all, [`Error::Empty`] without layers or outputs,
+    /// [`Error::TooLarge`] where buffers exceed the address space.
     pub fn build(self) -> Result<Network> {
-        Err(Error::Empty("layers"))
+        if self.layers.is_empty() {
+            return Err(Error::Empty("layers"));
+        }
+        if self.outputs.is_empty() {
+            return Err(Error::Empty("outputs"));
+        }
+        let arena = Arena::new(&self.tensors, &self.layers);
+        let lowered = Lowered::new(&self.chip, &self.layers, &arena)?;
+        for (index, planned) in lowered.tasks.iter().enumerate() {
+            // A value that does not fit its register shows here; addresses always fit.
+            planned.task.program(&Bases::default()).map_err(|source| Error::Register { task: index, source })?;
+        }
+        let jobs = jobs(&self.chip, &lowered.tasks);
+        let report = report(&self.chip, &self.layers, &lowered, &arena, &jobs);
+        let sentinels = sentinels(&lowered.tasks, &arena, &self.outputs);
+        Ok(Network {
+            plan: Arc::new(Plan {
+                chip: self.chip,
+                arena,
+                tasks: lowered.tasks,
+                constants: lowered.constants,
+                jobs,
+                inputs: self.inputs,
+                outputs: self.outputs,
+                sentinels,
+                report,
+            }),
+        })
     }
 }
 
-/// A planned network: tasks, packed weights and layouts.
+/// What both kinds of convolution have.
+struct Parts<'a> {
+    kind: Kind,
+    window: Window,
+    channels: usize,
+    filter: Filter<'a>,
+    bias: Bias<'a>,
+    output: Quant,
+    activation: Activation,
+}
+
+/// `[tap, channel]` as `[channel, tap]`.
+fn transposed(data: &[u8], channels: usize, size: usize) -> Vec<u8> {
+    let taps = data.len() / (channels * size);
+    let element = |channel, tap| &data[(tap * channels + channel) * size..][..size];
+    (0..channels).flat_map(|channel| (0..taps).flat_map(move |tap| element(channel, tap))).copied().collect()
+}
+
+/// Everything that is known of a network without a device.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) chip: Chip,
+    pub(crate) arena: Arena,
+    pub(crate) tasks: Vec<PlannedTask>,
+    pub(crate) constants: Vec<u8>,
+    /// Tasks of each job.
+    pub(crate) jobs: Vec<std::ops::Range<usize>>,
+    pub(crate) inputs: Vec<usize>,
+    pub(crate) outputs: Vec<usize>,
+    pub(crate) sentinels: Vec<Sentinel>,
+    pub(crate) report: NetworkReport,
+}
+
+/// Splits the tasks into jobs whose modelled time is a safe part of the watchdog.
+fn jobs(chip: &Chip, tasks: &[PlannedTask]) -> Vec<std::ops::Range<usize>> {
+    let mut jobs: Vec<std::ops::Range<usize>> = Vec::new();
+    let mut time = Duration::ZERO;
+    for (index, task) in tasks.iter().enumerate() {
+        let more = task.cost.time + chip.task_overhead;
+        match jobs.last_mut() {
+            Some(job) if time + more <= chip.job_budget && job.len() < chip.max_tasks => {
+                job.end = index + 1;
+                time += more;
+            }
+            _ => {
+                jobs.push(index..index + 1);
+                time = more;
+            }
+        }
+    }
+    jobs
+}
+
+/// Where the hardware must write: of intermediates the first and last pixel of every plane of every task, of outputs all.
+fn sentinels(tasks: &[PlannedTask], arena: &Arena, outputs: &[usize]) -> Vec<Sentinel> {
+    let mut sentinels = Vec::new();
+    for (index, planned) in tasks.iter().enumerate() {
+        let cube = &arena.cubes[planned.tensor];
+        let last = planned.pixels.end - 1;
+        let step = match outputs.contains(&planned.tensor) {
+            true => 1,
+            false => (planned.pixels.len() - 1).max(1),
+        };
+        for plane in planned.planes.clone() {
+            for pixel in (planned.pixels.start..=last).step_by(step) {
+                let offset = arena.offsets[planned.tensor] + cube.offset(plane, pixel);
+                sentinels.push(Sentinel { offset, layer: planned.layer, task: index, plane, pixel });
+            }
+        }
+    }
+    sentinels
+}
+
+fn report(
+    chip: &Chip,
+    layers: &[Layer],
+    lowered: &Lowered,
+    arena: &Arena,
+    jobs: &[std::ops::Range<usize>],
+) -> NetworkReport {
+    let mut per_layer: Vec<LayerReport> = layers
+        .iter()
+        .zip(&lowered.shapes)
+        .map(|(layer, &[bands, blocks])| LayerReport {
+            what: layer.what.clone(),
+            bands,
+            blocks,
+            dead_channels: match &layer.arithmetic {
+                LayerArithmetic::Int8(channels) => channels.dead(),
+                LayerArithmetic::Pair(..) | LayerArithmetic::Fp16 { .. } => 0,
+            },
+            slots: arena.cubes[layer.output].slots.len(),
+            ..LayerReport::default()
+        })
+        .collect();
+    for task in &lowered.tasks {
+        let layer = &mut per_layer[task.layer];
+        layer.tasks += 1;
+        layer.macs += task.cost.macs;
+        layer.bytes_moved += task.cost.bytes;
+        layer.predicted += task.cost.time + chip.task_overhead;
+    }
+    // CAST: counts and sizes, widening.
+    let tasks = lowered.tasks.len();
+    NetworkReport {
+        layers: layers.len(),
+        jobs: jobs.len(),
+        tasks,
+        macs: per_layer.iter().map(|layer| layer.macs).sum(),
+        weight_bytes: lowered.constants.len() as u64,
+        activation_bytes: arena.bytes as u64,
+        regcmd_bytes: (tasks * WORDS as usize * size_of::<u64>()) as u64,
+        bytes_moved: per_layer.iter().map(|layer| layer.bytes_moved).sum(),
+        predicted: per_layer.iter().map(|layer| layer.predicted).sum::<Duration>()
+            + chip.job_overhead * u32::try_from(jobs.len()).unwrap_or(u32::MAX),
+        per_layer,
+    }
+}
+
+/// A planned network: tasks, packed weights and layouts. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Network {
-    report: NetworkReport,
+    plan: Arc<Plan>,
 }
 
 impl Network {
     /// What the plan costs.
     pub fn report(&self) -> &NetworkReport {
-        &self.report
+        &self.plan.report
     }
 
     /// Allocates buffers on `device`, and writes weights, operands and register programs there.
     ///
     /// # Errors
     /// [`Error::Device`] where the device refuses, [`Error::TooLarge`].
-    pub fn load(&self, _device: &Arc<dyn Device>) -> Result<Resident> {
-        Err(Error::Empty("layers"))
+    pub fn load(&self, device: &Arc<dyn Device>) -> Result<Resident> {
+        Resident::load(Arc::clone(&self.plan), device)
+    }
+
+    /// The register programs in words, one register a line, for buffers at address 0: for people and for tests.
+    pub fn listing(&self) -> String {
+        let mut text = String::new();
+        for (index, planned) in self.plan.tasks.iter().enumerate() {
+            text += &format!("task {index}, layer {}\n", planned.layer);
+            if let Ok(program) = planned.task.program(&Bases::default()) {
+                program.words().iter().for_each(|word| text += &format!("{word}\n"));
+            }
+        }
+        text
     }
 }
 
@@ -156,34 +462,8 @@ pub struct LayerReport {
     pub bytes_moved: u64,
     /// Modelled time.
     pub predicted: Duration,
+    /// Physical channels of the output.
+    pub slots: usize,
     /// Output channels that are constant and were computed by the planner.
     pub dead_channels: usize,
-}
-
-/// A network on a device.
-#[derive(Debug)]
-pub struct Resident {
-    device: Arc<dyn Device>,
-}
-
-impl Resident {
-    /// Runs the network once.
-    ///
-    /// `inputs`: one slice per input, `[h, w, c]`, NHWC, in the input's element type, little-endian.
-    /// `outputs`: one vector per output, filled in the same form. After an error they are empty: an unverified result
-    /// is never handed out.
-    ///
-    /// # Errors
-    /// [`RunError::Untrusted`] where the jobs ended and the result cannot be verified, [`RunError::Deadline`] where the
-    /// deadline passed first, [`RunError::Device`] where the device refuses, [`RunError::Size`] and [`RunError::Count`]
-    /// for buffers that do not fit.
-    pub fn run(
-        &mut self,
-        _inputs: &[&[u8]],
-        _outputs: &mut [Vec<u8>],
-        _deadline: Deadline,
-    ) -> Result<RunReport, RunError> {
-        let _ = self.device.now();
-        Err(RunError::Count { what: "inputs", found: 0, expected: 0 })
-    }
 }

@@ -1,0 +1,326 @@
+//! A network on a device: buffers, register programs, and runs whose results are verified.
+//!
+//! ```text
+//! PREP ─▶ pack inputs, write sentinels ─▶ FINI ─▶ submit ─▶ wait ─▶ check time and sentinels ─▶ unpack outputs
+//! ```
+//!
+//! The kernel reports a hung or dropped job as success. So before a run a *sentinel*, 16 bytes that differ from place to
+//! place and from run to run, is put wherever the hardware must write; one that is still there afterwards says that it
+//! did not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use npu_device::{Access, Bo, Deadline, Device, Job, JobFlags, Range, Task};
+use npu_regs::Link;
+
+use crate::emit::{Bases, WORDS};
+use crate::error::{Distrust, Error, MissingSentinel, Result, RunError, RunReport};
+use crate::layout::ATOM;
+use crate::network::{PROGRAM_STRIDE, Plan};
+
+/// Bytes that bursts may read beyond the end of what they need. SOURCE: npu-spec 9.3.
+const BURST_SLACK: usize = 32 * 1024;
+/// Size of a buffer that only serves as a guard or a fence.
+const SMALL: u32 = 4096;
+/// Ranges nearer than this are kept coherent as one.
+const NEAR: u64 = 4096;
+/// What the CPU's caches work in.
+const CACHE_LINE: u64 = 64;
+/// Surviving sentinels that a report names.
+const NAMED: usize = 8;
+
+/// A place where the hardware must write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sentinel {
+    /// In the activation buffer.
+    pub(crate) offset: usize,
+    pub(crate) layer: usize,
+    pub(crate) task: usize,
+    pub(crate) plane: usize,
+    pub(crate) pixel: usize,
+}
+
+impl Sentinel {
+    /// What is put there in run `run`.
+    fn pattern(&self, run: u64) -> [u8; ATOM] {
+        // CAST: widening.
+        let seed = mix(run.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.offset as u64);
+        let mut pattern = [0; ATOM];
+        pattern[..8].copy_from_slice(&seed.to_le_bytes());
+        pattern[8..].copy_from_slice(&mix(seed).to_le_bytes());
+        pattern
+    }
+
+    fn missing(&self) -> MissingSentinel {
+        MissingSentinel { layer: self.layer, task: self.task, plane: self.plane, pixel: self.pixel }
+    }
+}
+
+/// The finaliser of SplitMix64, which spreads a counter over all bits.
+fn mix(mut bits: u64) -> u64 {
+    bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
+}
+
+/// A network on a device.
+#[derive(Debug)]
+pub struct Resident {
+    plan: Arc<Plan>,
+    device: Arc<dyn Device>,
+    /// Address 0, so that no tensor has it. QUIRK(Q31).
+    _guard: Bo,
+    constants: Bo,
+    programs: Bo,
+    arena: Bo,
+    /// One per job but the last, whose fence is that of the arena.
+    fences: Vec<Bo>,
+    jobs: Vec<LoadedJob>,
+    /// What of the arena the CPU reads and writes.
+    ranges: Vec<Range>,
+    runs: u64,
+}
+
+#[derive(Debug)]
+struct LoadedJob {
+    tasks: Vec<Task>,
+    inputs: Vec<u32>,
+    outputs: Vec<u32>,
+}
+
+impl Resident {
+    pub(crate) fn load(plan: Arc<Plan>, device: &Arc<dyn Device>) -> Result<Self> {
+        let guard = Bo::new(device, SMALL).map_err(failed("allocate the guard"))?;
+        let mut constants = allocate(device, "weights", plan.constants.len() + BURST_SLACK)?;
+        let mut programs = allocate(device, "register programs", plan.tasks.len() * PROGRAM_STRIDE)?;
+        let arena = allocate(device, "activations", plan.arena.bytes + BURST_SLACK)?;
+        let fences = plan.jobs[1..].iter().map(|_| Bo::new(device, SMALL).map_err(failed("allocate a fence")));
+        let fences = fences.collect::<Result<Vec<_>>>()?;
+        fill(&mut constants, &plan.constants)?;
+        let bases = Bases { constants: constants.dma(), activations: arena.dma() };
+        let bytes = programs_bytes(&plan, &bases, programs.dma(), device.info().has_batched_submit())?;
+        fill(&mut programs, &bytes)?;
+        let jobs = jobs(&plan, &[constants.handle(), programs.handle()], programs.dma(), &arena, &fences);
+        let ranges = ranges(&plan);
+        Ok(Self {
+            plan,
+            device: Arc::clone(device),
+            _guard: guard,
+            constants,
+            programs,
+            arena,
+            fences,
+            jobs,
+            ranges,
+            runs: 0,
+        })
+    }
+
+    /// Bytes of device memory that it holds.
+    pub fn device_bytes(&self) -> u64 {
+        let fences = self.fences.iter().map(|fence| u64::from(fence.bytes())).sum::<u64>();
+        u64::from(SMALL)
+            + fences
+            + [&self.constants, &self.programs, &self.arena].map(|bo| u64::from(bo.bytes())).iter().sum::<u64>()
+    }
+
+    /// Runs the network once.
+    ///
+    /// `inputs`: one slice per input, `[h, w, c]`, NHWC, in the input's element type, little-endian.
+    /// `outputs`: one vector per output, filled in the same form. After an error they are empty: an unverified result
+    /// is never handed out.
+    ///
+    /// # Errors
+    /// [`RunError::Untrusted`] where the jobs ended and the result cannot be verified, [`RunError::Deadline`] where the
+    /// deadline passed first, [`RunError::Device`] where the device refuses, [`RunError::Size`] and [`RunError::Count`]
+    /// for buffers that do not fit.
+    pub fn run(
+        &mut self,
+        inputs: &[&[u8]],
+        outputs: &mut [Vec<u8>],
+        deadline: Deadline,
+    ) -> Result<RunReport, RunError> {
+        outputs.iter_mut().for_each(Vec::clear);
+        self.check(inputs, outputs.len())?;
+        self.runs += 1;
+        self.prepare(inputs, deadline)?;
+        let waits = self.execute(deadline)?;
+        let mark = self.plan.chip.slow_mark;
+        let mut report =
+            RunReport { jobs: self.jobs.len(), tasks: self.plan.tasks.len(), waits, ..RunReport::default() };
+        report.slow = report.waits.iter().any(|wait| *wait >= mark);
+        let Self { plan, arena, ranges, runs, .. } = self;
+        // The jobs have ended: their fences were waited for.
+        let arena = arena.access_ranges(ranges, deadline).map_err(waiting(self.jobs.len()))?;
+        let mut missing = plan.sentinels.iter().filter(|sentinel| {
+            let atom = &arena[sentinel.offset..][..ATOM];
+            *atom == sentinel.pattern(*runs)
+        });
+        report.missing_sentinels.extend(missing.by_ref().take(NAMED).map(Sentinel::missing));
+        let count = report.missing_sentinels.len() + missing.count();
+        if let Some(reason) = distrust(&report, mark, count) {
+            return Err(RunError::Untrusted { reason, report: Box::new(report) });
+        }
+        for (&tensor, host) in plan.outputs.iter().zip(outputs) {
+            let cube = &plan.arena.cubes[tensor];
+            host.resize(cube.host_bytes(), 0);
+            cube.unpack(&arena[plan.arena.offsets[tensor]..], host);
+        }
+        Ok(report)
+    }
+
+    fn check(&self, inputs: &[&[u8]], outputs: usize) -> Result<(), RunError> {
+        let plan = &self.plan;
+        if inputs.len() != plan.inputs.len() {
+            return Err(RunError::Count { what: "inputs", found: inputs.len(), expected: plan.inputs.len() });
+        }
+        if outputs != plan.outputs.len() {
+            return Err(RunError::Count { what: "outputs", found: outputs, expected: plan.outputs.len() });
+        }
+        for (index, (input, &tensor)) in inputs.iter().zip(&plan.inputs).enumerate() {
+            let expected = plan.arena.cubes[tensor].host_bytes();
+            if input.len() != expected {
+                return Err(RunError::Size { what: "input", index, found: input.len(), expected });
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes inputs and sentinels.
+    fn prepare(&mut self, inputs: &[&[u8]], deadline: Deadline) -> Result<(), RunError> {
+        let Self { plan, arena, ranges, runs, .. } = self;
+        let mut arena = arena.access_ranges(ranges, deadline).map_err(waiting(0))?;
+        for (input, &tensor) in inputs.iter().zip(&plan.inputs) {
+            plan.arena.cubes[tensor].pack(input, &mut arena[plan.arena.offsets[tensor]..]);
+        }
+        for sentinel in &plan.sentinels {
+            arena[sentinel.offset..][..ATOM].copy_from_slice(&sentinel.pattern(*runs));
+        }
+        arena.finish().map_err(refused("hand the inputs to the device"))
+    }
+
+    /// Submits all jobs and waits for each.
+    fn execute(&mut self, deadline: Deadline) -> Result<Vec<Duration>, RunError> {
+        let flags = JobFlags { batched: self.device.info().has_batched_submit(), ..JobFlags::default() };
+        let mut waits = Vec::with_capacity(self.jobs.len());
+        let mut since = self.device.now();
+        for job in &self.jobs {
+            let job = Job { tasks: &job.tasks, inputs: &job.inputs, outputs: &job.outputs, flags };
+            self.device.submit(&[job]).map_err(refused("submit the jobs"))?;
+        }
+        let jobs = self.jobs.len();
+        let Self { device, fences, arena, ranges, .. } = self;
+        let mut waited = || {
+            let now = device.now();
+            let wait = now.saturating_sub(since);
+            since = now;
+            wait
+        };
+        for fence in fences {
+            fence.access(deadline).map(drop).map_err(waiting(jobs))?;
+            waits.push(waited());
+        }
+        arena
+            .access_ranges(ranges, deadline)
+            .map(Access::finish)
+            .map_err(waiting(jobs))?
+            .map_err(refused("hand over"))?;
+        waits.push(waited());
+        Ok(waits)
+    }
+}
+
+fn distrust(report: &RunReport, mark: Duration, count: usize) -> Option<Distrust> {
+    if report.slow {
+        return Some(Distrust::Slow { wait: report.waits.iter().copied().max().unwrap_or_default(), mark });
+    }
+    report.missing_sentinels.first().map(|&first| Distrust::Sentinels { count, first })
+}
+
+fn failed(what: &'static str) -> impl Fn(npu_device::Error) -> Error {
+    move |source| Error::Device { what, source }
+}
+
+fn refused(what: &'static str) -> impl Fn(npu_device::Error) -> RunError {
+    move |source| RunError::Device { what, source }
+}
+
+fn waiting(jobs: usize) -> impl Fn(npu_device::Error) -> RunError {
+    move |source| match source.is_timeout() {
+        true => RunError::Deadline { jobs },
+        false => RunError::Device { what: "wait for the jobs", source },
+    }
+}
+
+fn allocate(device: &Arc<dyn Device>, what: &'static str, bytes: usize) -> Result<Bo> {
+    // CAST: widening.
+    let bytes = u32::try_from(bytes).map_err(|_| Error::TooLarge { what, bytes: bytes as u64 })?;
+    Bo::new(device, bytes).map_err(failed(what))
+}
+
+fn fill(bo: &mut Bo, bytes: &[u8]) -> Result<()> {
+    let mut access = bo.access(Deadline::POLL).map_err(failed("open a new buffer"))?;
+    access[..bytes.len()].copy_from_slice(bytes);
+    access.finish().map_err(failed("hand a new buffer to the device"))
+}
+
+/// The register programs as they lie in memory. With a batched kernel each one of a job links to the next; another kernel
+/// starts every task itself and must not be given links.
+fn programs_bytes(plan: &Plan, bases: &Bases, dma: u32, batched: bool) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; plan.tasks.len() * PROGRAM_STRIDE];
+    for job in &plan.jobs {
+        for index in job.clone() {
+            let register = |source| Error::Register { task: index, source };
+            let mut program = plan.tasks[index].task.program(bases).map_err(register)?;
+            if batched && index + 1 < job.end {
+                program.link(Link { dma: program_dma(dma, index + 1), words: WORDS as usize }).map_err(register)?;
+            }
+            let slot = &mut bytes[index * PROGRAM_STRIDE..];
+            slot.iter_mut().zip(program.bytes()).for_each(|(slot, byte)| *slot = byte);
+        }
+    }
+    Ok(bytes)
+}
+
+/// Address of a program. The buffer lies inside the address space, so nothing wraps.
+fn program_dma(dma: u32, index: usize) -> u32 {
+    // CAST: the buffer's size fits 32 bits.
+    dma.wrapping_add((index * PROGRAM_STRIDE) as u32)
+}
+
+fn jobs(plan: &Plan, inputs: &[u32], programs: u32, arena: &Bo, fences: &[Bo]) -> Vec<LoadedJob> {
+    let tasks = |index| Task { dma: program_dma(programs, index), words: WORDS };
+    let jobs = plan.jobs.iter().enumerate().map(|(number, job)| LoadedJob {
+        tasks: job.clone().map(tasks).collect(),
+        // Listed so that a job keeps them alive.
+        inputs: inputs.to_vec(),
+        // QUIRK(Q29): every handle once, and no handle in both lists.
+        outputs: std::iter::once(arena).chain(fences.get(number)).map(Bo::handle).collect(),
+    });
+    jobs.collect()
+}
+
+/// What of the arena the CPU touches, in whole cache lines.
+fn ranges(plan: &Plan) -> Vec<Range> {
+    let arena = &plan.arena;
+    let inputs = plan.inputs.iter().map(|&tensor| (arena.offsets[tensor], arena.cubes[tensor].bytes()));
+    let sentinels = plan.sentinels.iter().map(|sentinel| (sentinel.offset, ATOM));
+    // CAST: widening.
+    let mut spans: Vec<(u64, u64)> = inputs
+        .chain(sentinels)
+        .map(|(offset, bytes)| {
+            (offset as u64 / CACHE_LINE * CACHE_LINE, ((offset + bytes) as u64).next_multiple_of(CACHE_LINE))
+        })
+        .collect();
+    spans.sort_unstable();
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for (start, end) in spans {
+        match ranges.last_mut() {
+            Some(last) if start <= last.1 + NEAR => last.1 = last.1.max(end),
+            _ => ranges.push((start, end)),
+        }
+    }
+    ranges.into_iter().map(|(start, end)| Range { offset: start, bytes: end - start }).collect()
+}
