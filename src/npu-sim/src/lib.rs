@@ -36,6 +36,10 @@ mod ppu;
 pub mod quirks;
 mod rdma;
 mod registers;
+#[cfg(test)]
+mod testbed;
+#[cfg(test)]
+mod tests;
 
 pub use cost::{CostModel, Work};
 pub use counters::Counters;

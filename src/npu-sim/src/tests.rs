@@ -1,0 +1,6 @@
+//! Whole tasks against a scalar reference, and what concerns several modules at once.
+
+mod convolution;
+mod elementwise;
+mod errata;
+mod kernel;

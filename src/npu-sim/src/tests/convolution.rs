@@ -1,0 +1,238 @@
+//! Convolutions of random shapes against a scalar reference.
+
+use half::f16;
+use npu_regs::Precision;
+use proptest::prelude::*;
+
+use crate::Options;
+use crate::testbed::{Bed, Conv, open};
+
+/// A number from a position, the same on every run.
+fn noise(seed: u64, position: usize) -> u64 {
+    let mut x = seed ^ (position as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+fn byte(seed: u64, position: usize) -> i8 {
+    noise(seed, position) as i8
+}
+
+/// Half precision between -4 and 4, some of it small.
+fn half(seed: u64, position: usize) -> f16 {
+    let bits = noise(seed, position);
+    let scale = [1.0, 1e-3, 4.0, 0.25][(bits >> 60) as usize % 4];
+    f16::from_f64(((bits & 0xffff) as f64 / 32768.0 - 1.0) * scale)
+}
+
+/// The input pixel under a kernel position, or `None` in the padding.
+fn under(conv: &Conv, axis: usize, output: usize, tap: usize) -> Option<usize> {
+    let position = output * conv.stride[axis] + tap * conv.dilation[axis];
+    position.checked_sub(conv.pad[axis]).filter(|position| *position < conv.input[axis])
+}
+
+/// Kernel positions of an output pixel: position, and input pixel where it is inside.
+fn window(conv: &Conv, h: usize, w: usize) -> Vec<((usize, usize), Option<(usize, usize)>)> {
+    let [rows, columns] = conv.kernel;
+    let taps = (0..rows).flat_map(|kh| (0..columns).map(move |kw| (kh, kw)));
+    taps.map(|(kh, kw)| ((kh, kw), under(conv, 0, h, kh).zip(under(conv, 1, w, kw)))).collect()
+}
+
+/// Input channels that an output channel sees.
+fn seen(conv: &Conv, oc: usize) -> std::ops::Range<usize> {
+    if conv.depthwise { oc..oc + 1 } else { 0..conv.channels }
+}
+
+/// Fills features and weights with `element` of seed and position.
+fn fill<const N: usize>(bed: &mut Bed, conv: &Conv, element: impl Fn(u64, usize) -> [u8; N]) {
+    {
+        let mut features = open(&mut bed.features);
+        for h in 0..conv.input[0] {
+            for w in 0..conv.input[1] {
+                for c in 0..conv.channels {
+                    let at = conv.feature_at(h, w, c);
+                    features[at..at + N].copy_from_slice(&element(1, position(conv, h, w, c)));
+                }
+            }
+        }
+    }
+    let mut weights = open(&mut bed.weights);
+    for oc in 0..conv.kernels {
+        for ic in seen(conv, oc) {
+            for kh in 0..conv.kernel[0] {
+                for kw in 0..conv.kernel[1] {
+                    let at = conv.weight_at(oc, ic, kh, kw);
+                    weights[at..at + N].copy_from_slice(&element(2, tap(conv, oc, ic, kh, kw)));
+                }
+            }
+        }
+    }
+}
+
+fn position(conv: &Conv, h: usize, w: usize, c: usize) -> usize {
+    (h * conv.input[1] + w) * conv.channels + c
+}
+
+fn tap(conv: &Conv, oc: usize, ic: usize, kh: usize, kw: usize) -> usize {
+    ((oc * conv.channels + ic) * conv.kernel[0] + kh) * conv.kernel[1] + kw
+}
+
+/// The accumulator of one output of an integer convolution.
+fn integer_sum(conv: &Conv, h: usize, w: usize, oc: usize) -> i64 {
+    let mut sum = 0;
+    for ((kh, kw), pixel) in window(conv, h, w) {
+        for ic in seen(conv, oc) {
+            let x = match pixel {
+                Some((h, w)) => byte(1, position(conv, h, w, ic)),
+                None => conv.pad_value as i8,
+            };
+            let weight = i64::from(byte(2, tap(conv, oc, ic, kh, kw))) + i64::from(conv.compensation);
+            sum += i64::from(x) * weight;
+        }
+    }
+    sum
+}
+
+fn bias(oc: usize) -> i32 {
+    (noise(3, oc) % 20001) as i32 - 10000
+}
+
+fn check_integers(conv: &Conv) {
+    let mut bed = Bed::new(Options::default());
+    fill(&mut bed, conv, |seed, at| byte(seed, at).to_le_bytes());
+    for oc in 0..conv.kernels {
+        open(&mut bed.operands)[4 * oc..4 * oc + 4].copy_from_slice(&bias(oc).to_le_bytes());
+    }
+    let stream = conv.program(&bed);
+    let output = bed.run(&[&stream]);
+    assert_eq!(bed.fault(), None, "{conv:?}");
+    for h in 0..conv.output[0] {
+        for w in 0..conv.output[1] {
+            for oc in 0..conv.kernels {
+                let sum = integer_sum(conv, h, w, oc) + if conv.bias { bias(oc).into() } else { 0 };
+                let at = conv.output_at(h, w, oc);
+                if conv.out == Precision::Int8 {
+                    let (scale, shift, offset) = conv.requantise;
+                    let real = sum as f64 * f64::from(scale) / 2f64.powi(shift as i32);
+                    let expected = (real.round_ties_even() + f64::from(offset)).clamp(-128.0, 127.0);
+                    assert_eq!(f64::from(output[at] as i8), expected, "{conv:?} at {h} {w} {oc}");
+                } else {
+                    let got = i32::from_le_bytes(output[at..at + 4].try_into().unwrap());
+                    assert_eq!(i64::from(got), sum, "{conv:?} at {h} {w} {oc}");
+                }
+            }
+        }
+    }
+}
+
+/// The sum that npu-spec 5.3 describes, with every group of 32 as one integer.
+fn half_sum(conv: &Conv, h: usize, w: usize, oc: usize) -> f32 {
+    let mut sum = 0f32;
+    let exact = |ics: &mut dyn Iterator<Item = usize>, kh, kw, (h, w)| {
+        let fixed = |x: f16| (x.to_f64() * 2f64.powi(24)) as i128;
+        let product = |ic| fixed(half(1, position(conv, h, w, ic))) * fixed(half(2, tap(conv, oc, ic, kh, kw)));
+        ics.map(product).sum::<i128>() as f32 / 2f32.powi(48)
+    };
+    for group in seen(conv, oc).step_by(32) {
+        let lanes = if conv.depthwise { 1 } else { 32 };
+        for ((kh, kw), pixel) in window(conv, h, w) {
+            sum += pixel.map_or(0.0, |pixel| exact(&mut (group..group + lanes), kh, kw, pixel));
+        }
+    }
+    sum
+}
+
+fn check_halves(conv: &Conv) {
+    let mut bed = Bed::new(Options::default());
+    fill(&mut bed, conv, |seed, at| half(seed, at).to_le_bytes());
+    let stream = conv.program(&bed);
+    let output = bed.run(&[&stream]);
+    assert_eq!(bed.fault(), None, "{conv:?}");
+    for h in 0..conv.output[0] {
+        for w in 0..conv.output[1] {
+            for oc in 0..conv.kernels {
+                let (at, expected) = (conv.output_at(h, w, oc), half_sum(conv, h, w, oc));
+                if conv.out == Precision::Fp16 {
+                    let got = f16::from_le_bytes(output[at..at + 2].try_into().unwrap());
+                    assert_eq!(got, f16::from_f32(expected), "{conv:?} at {h} {w} {oc}");
+                } else {
+                    let got = f32::from_le_bytes(output[at..at + 4].try_into().unwrap());
+                    assert_eq!(got, expected, "{conv:?} at {h} {w} {oc}");
+                }
+            }
+        }
+    }
+}
+
+/// Shapes whose planes have at least four rows, and windows that start inside.
+fn geometry() -> impl Strategy<Value = Conv> {
+    let pair = |range: std::ops::Range<usize>| [range.clone(), range];
+    (pair(4..10), pair(1..4), pair(1..4), pair(1..3), pair(0..2), pair(0..2)).prop_map(
+        |(input, kernel, stride, dilation, pad, after)| {
+            let mut conv = Conv::pointwise(Precision::Int8, Precision::Int32);
+            let output = std::array::from_fn(|axis| {
+                let covered = dilation[axis] * (kernel[axis] - 1) + 1;
+                (input[axis] + pad[axis] + after[axis]).saturating_sub(covered) / stride[axis] + 1
+            });
+            (conv.input, conv.kernel, conv.stride, conv.dilation, conv.pad) = (input, kernel, stride, dilation, pad);
+            conv.output = output;
+            conv
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn raw_integers_equal_the_reference(conv in geometry(), c in 1usize..6, groups in 1usize..3, pad in any::<i8>()) {
+        let pad_value = i32::from(pad).cast_unsigned();
+        check_integers(&Conv { channels: 16 * c, kernels: 32 * groups, pad_value, bias: true, ..conv });
+    }
+
+    #[test]
+    fn requantised_integers_equal_the_reference(
+        conv in geometry(), c in 1usize..4, groups in 1usize..3, compensation in -128i32..128, scale in 1i32..32768,
+        shift in 18u32..26, offset in -128i32..128,
+    ) {
+        let requantise = (scale, shift, offset);
+        let out = Precision::Int8;
+        check_integers(&Conv { channels: 16 * c, kernels: 32 * groups, compensation, requantise, out, bias: true, ..conv });
+    }
+
+    #[test]
+    fn depthwise_integers_equal_the_reference(conv in geometry(), c in 1usize..3, compensation in -128i32..128) {
+        let requantise = (20000, 20, 3);
+        // Both bytes that Q24 reads.
+        let pad_value = 0x0505;
+        let (out, depthwise) = (Precision::Int8, true);
+        check_integers(&Conv {
+            channels: 64 * c, kernels: 64 * c, compensation, requantise, out, depthwise, pad_value, ..conv
+        });
+    }
+
+    #[test]
+    fn halves_equal_the_reference(conv in geometry(), c in 1usize..4, groups in 1usize..4, wide in any::<bool>()) {
+        let out = if wide { Precision::Fp32 } else { Precision::Fp16 };
+        check_halves(&Conv { precision: Precision::Fp16, out, channels: 32 * c, kernels: 16 * groups, ..conv });
+    }
+
+    #[test]
+    fn depthwise_halves_equal_the_reference(conv in geometry(), c in 1usize..3) {
+        let (precision, out) = (Precision::Fp16, Precision::Fp16);
+        check_halves(&Conv { precision, out, channels: 32 * c, kernels: 32 * c, depthwise: true, ..conv });
+    }
+}
+
+#[test]
+fn an_integer_sum_leaves_as_single_precision() {
+    let conv = Conv::pointwise(Precision::Int8, Precision::Fp32);
+    let mut bed = Bed::new(Options::default());
+    fill(&mut bed, &conv, |seed, at| byte(seed, at).to_le_bytes());
+    let stream = conv.program(&bed);
+    let output = bed.run(&[&stream]);
+    let at = conv.output_at(2, 3, 7);
+    let got = f32::from_le_bytes(output[at..at + 4].try_into().unwrap());
+    assert_eq!(f64::from(got), integer_sum(&conv, 2, 3, 7) as f64);
+}
