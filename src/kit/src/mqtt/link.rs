@@ -67,6 +67,11 @@ pub struct Delivery {
 }
 
 impl Delivery {
+    /// Whether the broker waits for [`MqttLink::acknowledge`].
+    pub fn wants_acknowledgement(&self) -> bool {
+        self.acknowledgement.is_some()
+    }
+
     /// The value of a user property.
     pub fn property(&self, key: &str) -> Option<&str> {
         self.properties.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
