@@ -114,7 +114,7 @@ impl Fetch {
 
     fn check(&self, registers: &RegisterFile, kernels: u32) -> Result<()> {
         let multiple = if self.precision == Precision::Int8 { ATOM } else { INPUT_GROUP };
-        proven(self.channels > 0 && self.channels % multiple == 0, "input channels that are no whole groups")?;
+        proven(self.channels > 0 && self.channels.is_multiple_of(multiple), "input channels that are no whole groups")?;
         proven(self.width > 0 && self.height > 0, "an empty input")?;
         proven(kernels > 0, "a convolution without kernels")?;
         let decompression = registers.get::<cna::DcompCtrl>()?;
@@ -145,7 +145,7 @@ impl Fetch {
     /// Channels whose depthwise filters are stored.
     pub(crate) fn filters(&self) -> Result<usize> {
         let per_channel = (self.taps() * self.element()) as u64;
-        proven(self.weights.bytes % per_channel == 0, "depthwise weights that are no whole filters")?;
+        proven(self.weights.bytes.is_multiple_of(per_channel), "depthwise weights that are no whole filters")?;
         // CAST: a filter of a channel that the DPU cannot write has no use.
         let filters = (self.weights.bytes / per_channel).min(1 << 13);
         agree("depthwise weight bytes", filters * per_channel, self.weights.bytes)?;
@@ -241,18 +241,17 @@ impl Fetch {
         let stored = space.read_vec(Block::Cna, self.weights.base, self.weights.bytes)?;
         let (element, taps) = (self.element(), self.taps());
         let mut kernels = vec![0; stored.len()];
-        let mut from = stored.chunks_exact(element);
+        let mut stored = stored.as_slice();
         let kernel_bytes = taps * self.channels * element;
         for group in kernels.chunks_mut(output_group * kernel_bytes) {
             for first in (0..self.channels).step_by(INPUT_GROUP) {
-                let lanes = INPUT_GROUP.min(self.channels - first);
+                let lanes = INPUT_GROUP.min(self.channels - first) * element;
                 for tap in 0..taps {
                     for kernel in group.chunks_exact_mut(kernel_bytes) {
+                        let (from, rest) = stored.split_at(lanes);
                         let at = (tap * self.channels + first) * element;
-                        for to in kernel[at..at + lanes * element].chunks_exact_mut(element) {
-                            // PANIC: both sides have the same number of elements.
-                            to.copy_from_slice(from.next().expect("as many stored elements as kernel elements"));
-                        }
+                        kernel[at..][..lanes].copy_from_slice(from);
+                        stored = rest;
                     }
                 }
             }

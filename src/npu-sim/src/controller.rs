@@ -134,7 +134,7 @@ impl Core {
         let (mut base, mut beats) = (first.dma, (npu_regs::beats_minus_one(first.words as usize) & 0xffff) + 1);
         run.outcome.kicks += 1;
         for done in 1..=count {
-            proven(base as usize % ATOM == 0, "a task whose address is no multiple of 16")?;
+            proven(base.is_multiple_of(ATOM as u32), "a task whose address is no multiple of 16")?;
             let link = self.task(run, base, beats)?;
             if done < count {
                 base = link.base.ok_or(Fault::BrokenChain { done, tasks: count })?;

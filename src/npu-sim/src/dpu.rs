@@ -12,7 +12,7 @@ mod writer;
 use npu_regs::{ConvMode, Precision, dpu, dpu_rdma as rdma};
 
 use crate::fault::{Result, agree, proven, simulated};
-use crate::memory::{Space, Writes};
+use crate::memory::{ATOM, Space, Writes};
 use crate::quirks::{Quirk, hang};
 use crate::rdma::{Cube, Extents, PerChannel};
 use crate::registers::RegisterFile;
@@ -45,10 +45,13 @@ pub(crate) struct Post {
     pub(crate) bytes_read: u64,
 }
 
+/// The most channels of an atom.
+const LANES: usize = ATOM;
+
 /// A value on its way through the stages.
 pub(crate) trait Lane: Copy {
-    /// The bits that the writer stores.
-    fn finish(self, stages: &Stages, channel: usize, pixel: usize) -> u32;
+    /// The bits that the writer stores for neighbouring channels, from `channel`, of one pixel.
+    fn finish(lanes: &[Self], stages: &Stages, channel: usize, pixel: usize, bits: &mut [u32; LANES]);
 }
 
 impl Post {
@@ -71,7 +74,7 @@ impl Post {
         };
         let operand = read_operand(registers, space, source, extents, needs.element)?;
         let bytes_read = per_channel.bytes + operand.as_ref().map_or(0, Cube::bytes);
-        let stages = Stages::decode(registers, source, per_channel, operand)?;
+        let stages = Stages::decode(registers, source, extents.channels, per_channel, operand)?;
         let writer = Writer::decode(registers, source, extents)?;
         Ok(Self { extents, stages, writer, silent, bytes_read })
     }
@@ -80,21 +83,32 @@ impl Post {
     pub(crate) fn emit<V: Lane>(&self, group: usize, rows: std::ops::Range<usize>, values: &[V]) -> Writes {
         let mut writes = Writes::default();
         let (width, lanes) = (self.extents.width, self.writer.group);
-        let mut bytes = Vec::new();
+        let mut bytes = vec![0; width * ATOM];
+        let mut bits = [0; LANES];
         for (row, values) in rows.zip(values.chunks_exact(width * lanes)) {
             for (atom, channels) in self.writer.atoms() {
-                bytes.clear();
-                for (column, pixel) in values.chunks_exact(lanes).enumerate() {
-                    for lane in channels.clone() {
-                        let bits =
-                            pixel[lane].finish(&self.stages, group * lanes + lane, row * width + column).to_le_bytes();
-                        bytes.extend_from_slice(&bits[..self.writer.element]);
-                    }
+                let channel = group * lanes + channels.start;
+                let pixels = values.chunks_exact(lanes).zip(bytes.chunks_exact_mut(ATOM));
+                for (column, (values, atom)) in pixels.enumerate() {
+                    V::finish(&values[channels.clone()], &self.stages, channel, row * width + column, &mut bits);
+                    store(&bits, self.writer.element, atom);
                 }
                 writes.push(self.writer.address(group, atom, row), &bytes);
             }
         }
         writes
+    }
+}
+
+/// The low bytes of `bits` as elements of an atom.
+fn store(bits: &[u32; LANES], element: usize, atom: &mut [u8]) {
+    match element {
+        1 => atom.iter_mut().zip(bits).for_each(|(to, bits)| *to = bits.to_le_bytes()[0]),
+        2 => atom.as_chunks_mut().0.iter_mut().zip(bits).for_each(|(to, bits)| {
+            let [low, high, ..] = bits.to_le_bytes();
+            *to = [low, high];
+        }),
+        _ => atom.as_chunks_mut().0.iter_mut().zip(bits).for_each(|(to, bits)| *to = bits.to_le_bytes()),
     }
 }
 

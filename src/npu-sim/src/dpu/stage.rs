@@ -3,7 +3,7 @@
 use half::f16;
 use npu_regs::{AluAlgo, EwDataMode, EwOpType, Precision, dpu};
 
-use super::{Lane, Source};
+use super::{LANES, Lane, Source};
 use crate::Fault;
 use crate::fault::{Result, proven, simulated};
 use crate::quirks::{Quirk, hang};
@@ -14,41 +14,33 @@ use crate::registers::RegisterFile;
 #[derive(Debug)]
 pub(crate) struct Stages {
     /// Weight zero-point compensation, where it is on.
-    pub(crate) compensation: Option<Operand<i16>>,
+    /// A value per channel.
+    pub(crate) compensation: Option<Vec<i16>>,
     bias: Option<Bias>,
     norm: Option<Norm>,
     element: Option<Element>,
     output: Output,
 }
 
-/// A constant, or a value per channel.
-#[derive(Debug)]
-pub(crate) enum Operand<T> {
-    Constant(T),
-    PerChannel(Vec<T>),
-}
-
-impl<T: Copy> Operand<T> {
-    /// The channel's value.
-    pub(crate) fn at(&self, channel: usize) -> T {
-        match self {
-            Self::Constant(value) => *value,
-            Self::PerChannel(values) => values[channel],
-        }
-    }
-}
-
 /// BS: add, then multiply. Bits of the operands as stored.
 #[derive(Debug)]
 struct Bias {
-    addend: Option<(AluAlgo, Operand<u32>)>,
+    addend: Option<Addend>,
     multiplier: Option<Multiplier>,
     relu: Relu,
 }
 
+/// A value per channel that is added or subtracted; bits as stored.
+#[derive(Debug)]
+struct Addend {
+    values: Vec<u32>,
+    minus: bool,
+}
+
+/// A factor per channel, and the shifts that follow; bits as stored.
 #[derive(Debug)]
 struct Multiplier {
-    factor: Operand<u16>,
+    factors: Vec<u16>,
     shift: u32,
     negative_shift: u32,
     /// Only negative values are multiplied.
@@ -59,7 +51,7 @@ struct Multiplier {
 #[derive(Debug)]
 struct Norm {
     multiplier: Option<Multiplier>,
-    addend: Option<(AluAlgo, u32)>,
+    addend: Option<Addend>,
     relu: Relu,
 }
 
@@ -109,23 +101,23 @@ impl Stages {
     pub(super) fn decode(
         registers: &RegisterFile,
         source: Source,
+        channels: usize,
         per_channel: PerChannel,
         operand: Option<Cube>,
     ) -> Result<Self> {
         let format = registers.get::<dpu::DataFormat>()?;
         let floats = is_float(format.proc_precision);
         let config = registers.get::<dpu::BsOwCfg>()?;
-        let constant = Operand::Constant(registers.get::<dpu::BsOwOp>()?.ow_op as i16);
+        let constant = vec![registers.get::<dpu::BsOwOp>()?.ow_op as i16; channels];
         // Floating-point datapaths ignore it. SOURCE: npu-spec 5.4.
         let compensated = !config.od_bypass && !floats && source != Source::Flying;
         let raw = matches!(format.out_precision, Precision::Int32 | Precision::Fp32);
         proven(!compensated || !raw, "zero-point compensation with a 32-bit writer")?;
-        let operands = Operand::PerChannel(per_channel.compensation);
-        let compensation = if config.ow_src { operands } else { constant };
+        let compensation = if config.ow_src { per_channel.compensation } else { constant };
         Ok(Self {
             compensation: compensated.then_some(compensation),
-            bias: Bias::decode(registers, per_channel.addend, per_channel.multiplier)?,
-            norm: Norm::decode(registers)?,
+            bias: Bias::decode(registers, channels, per_channel.addend, per_channel.multiplier)?,
+            norm: Norm::decode(registers, channels)?,
             element: Element::decode(registers, source, operand)?,
             output: Output::decode(registers, floats)?,
         })
@@ -133,7 +125,7 @@ impl Stages {
 }
 
 impl Bias {
-    fn decode(registers: &RegisterFile, addends: Vec<u32>, factors: Vec<u16>) -> Result<Option<Self>> {
+    fn decode(registers: &RegisterFile, channels: usize, addends: Vec<u32>, factors: Vec<u16>) -> Result<Option<Self>> {
         let config = registers.get::<dpu::BsCfg>()?;
         if config.bs_bypass {
             return Ok(None);
@@ -141,19 +133,19 @@ impl Bias {
         let mul = registers.get::<dpu::BsMulCfg>()?;
         simulated(!mul.bs_truncate_src, "per-channel truncation")?;
         let constant = registers.get::<dpu::BsAluCfg>()?.bs_alu_operand.cast_unsigned();
-        let addend = if config.bs_alu_src { Operand::PerChannel(addends) } else { Operand::Constant(constant) };
+        let addends = if config.bs_alu_src { addends } else { vec![constant; channels] };
+        let addend = (!config.bs_alu_bypass).then(|| Addend::new(config.bs_alu_algo, addends)).transpose()?;
         // CAST: the field has 16 bits.
         let constant = mul.bs_mul_operand as u16;
-        let factor = if mul.bs_mul_src { Operand::PerChannel(factors) } else { Operand::Constant(constant) };
         let multiplier = Multiplier {
-            factor,
+            factors: if mul.bs_mul_src { factors } else { vec![constant; channels] },
             shift: mul.bs_mul_shift_value,
             negative_shift: registers.get::<dpu::DataFormat>()?.bs_mul_shift_value_neg,
             negative_only: config.bs_mul_prelu,
         };
         let limit = registers.get::<dpu::BsReluxCmpValue>()?.bs_relux_cmp_dat;
         Ok(Some(Self {
-            addend: sum(config.bs_alu_bypass, config.bs_alu_algo, addend)?,
+            addend,
             multiplier: (!config.bs_mul_bypass).then_some(multiplier),
             relu: Relu::new(!config.bs_relu_bypass, config.bs_relux_en, limit),
         }))
@@ -161,7 +153,7 @@ impl Bias {
 }
 
 impl Norm {
-    fn decode(registers: &RegisterFile) -> Result<Option<Self>> {
+    fn decode(registers: &RegisterFile, channels: usize) -> Result<Option<Self>> {
         let config = registers.get::<dpu::BnCfg>()?;
         if config.bn_bypass {
             return Ok(None);
@@ -170,24 +162,20 @@ impl Norm {
         simulated(!config.bn_alu_src && !mul.bn_mul_src && !mul.bn_truncate_src, "per-channel BN operands")?;
         let multiplier = Multiplier {
             // CAST: the field has 16 bits.
-            factor: Operand::Constant(mul.bn_mul_operand as u16),
+            factors: vec![mul.bn_mul_operand as u16; channels],
             shift: mul.bn_mul_shift_value,
             negative_shift: registers.get::<dpu::DataFormat>()?.bn_mul_shift_value_neg,
             negative_only: config.bn_mul_prelu,
         };
-        let operand = registers.get::<dpu::BnAluCfg>()?.bn_alu_operand.cast_unsigned();
+        let addends = vec![registers.get::<dpu::BnAluCfg>()?.bn_alu_operand.cast_unsigned(); channels];
+        let addend = (!config.bn_alu_bypass).then(|| Addend::new(config.bn_alu_algo, addends)).transpose()?;
         let limit = registers.get::<dpu::BnReluxCmpValue>()?.bn_relux_cmp_dat;
         Ok(Some(Self {
             multiplier: (!config.bn_mul_bypass).then_some(multiplier),
-            addend: sum(config.bn_alu_bypass, config.bn_alu_algo, operand)?,
+            addend,
             relu: Relu::new(!config.bn_relu_bypass, config.bn_relux_en, limit),
         }))
     }
-}
-
-fn sum<T>(bypass: bool, algo: AluAlgo, operand: T) -> Result<Option<(AluAlgo, T)>> {
-    simulated(bypass || matches!(algo, AluAlgo::Add | AluAlgo::Minus), "this ALU operation")?;
-    Ok((!bypass).then_some((algo, operand)))
 }
 
 impl Element {
@@ -231,15 +219,14 @@ impl Element {
         }))
     }
 
-    fn integer(&self, value: i32, channel: usize, pixel: usize) -> i32 {
+    fn integer(&self, value: i64, channel: usize, pixel: usize) -> i64 {
         let bits = self.operand.bits(channel, pixel);
         let operand = match self.converter {
             // SOURCE: npu-spec 5.6; rounding to even is an inference.
             Some((offset, scale, shift)) => half_to_even((i64::from(bits) + offset) * scale, shift),
             None => i64::from(bits),
         };
-        let value = i64::from(value);
-        self.relu.integer(saturate(match self.operation {
+        match self.operation {
             Operation::Max => value.max(operand),
             Operation::Min => value.min(operand),
             Operation::Add => value + operand,
@@ -247,7 +234,7 @@ impl Element {
             // QUIRK(Q21) CAST: the low half, with its sign.
             Operation::Mul if self.short_factor => value * i64::from(operand as i16),
             Operation::Mul => value.saturating_mul(operand),
-        }))
+        }
     }
 
     fn float(&self, value: f32, channel: usize, pixel: usize) -> f32 {
@@ -259,13 +246,13 @@ impl Element {
             2 => f16::from_bits(bits as u16).to_f32(),
             _ => f32::from_bits(bits),
         };
-        self.relu.float(match self.operation {
+        match self.operation {
             Operation::Max => value.max(operand),
             Operation::Min => value.min(operand),
             Operation::Add => value + operand,
             Operation::Minus => value - operand,
             Operation::Mul => value * operand,
-        })
+        }
     }
 }
 
@@ -282,22 +269,54 @@ impl Operation {
     }
 }
 
+impl Addend {
+    fn new(algo: AluAlgo, values: Vec<u32>) -> Result<Self> {
+        simulated(matches!(algo, AluAlgo::Add | AluAlgo::Minus), "this ALU operation")?;
+        Ok(Self { values, minus: algo == AluAlgo::Minus })
+    }
+
+    fn integers(&self, values: &mut [i64], channel: usize) {
+        for (value, addend) in values.iter_mut().zip(&self.values[channel..]) {
+            let addend = i64::from(addend.cast_signed());
+            *value += if self.minus { -addend } else { addend };
+        }
+    }
+
+    fn floats(&self, values: &mut [f32], channel: usize) {
+        for (value, addend) in values.iter_mut().zip(&self.values[channel..]) {
+            let addend = f32::from_bits(*addend);
+            *value += if self.minus { -addend } else { addend };
+        }
+    }
+}
+
 impl Multiplier {
-    fn integer(&self, value: i64, channel: usize, signed: bool) -> i64 {
+    fn signed(&self, values: &mut [i64], channel: usize) {
+        for (value, factor) in values.iter_mut().zip(&self.factors[channel..]) {
+            *value = self.integer(*value, factor.cast_signed().into());
+        }
+    }
+
+    fn unsigned(&self, values: &mut [i64], channel: usize) {
+        for (value, factor) in values.iter_mut().zip(&self.factors[channel..]) {
+            *value = self.integer(*value, i64::from(*factor));
+        }
+    }
+
+    fn integer(&self, value: i64, factor: i64) -> i64 {
         if self.negative_only && value >= 0 {
             return value;
         }
-        let factor = self.factor.at(channel);
-        let factor = if signed { i64::from(factor.cast_signed()) } else { i64::from(factor) };
         let shift = if value < 0 { self.negative_shift } else { self.shift };
-        i64::from(saturate(half_to_even(value * factor, shift)))
+        saturate(half_to_even(value * factor, shift)).into()
     }
 
-    fn float(&self, value: f32, channel: usize) -> f32 {
-        if self.negative_only && value >= 0.0 {
-            return value;
+    fn floats(&self, values: &mut [f32], channel: usize) {
+        for (value, factor) in values.iter_mut().zip(&self.factors[channel..]) {
+            if !self.negative_only || *value < 0.0 {
+                *value *= f16::from_bits(*factor).to_f32();
+            }
         }
-        value * f16::from_bits(self.factor.at(channel)).to_f32()
     }
 }
 
@@ -306,20 +325,18 @@ impl Relu {
         Self { on, limit: limited.then_some(limit) }
     }
 
-    fn integer(self, value: i32) -> i32 {
-        if !self.on {
-            return value;
-        }
-        let value = value.max(0);
-        self.limit.map_or(value, |limit| value.min(limit.cast_signed()))
+    /// Clamps, and brings every value back to 32 bits.
+    fn integers(self, values: &mut [i64]) {
+        let low = if self.on { 0 } else { i32::MIN };
+        let limit = self.limit.filter(|_| self.on).map_or(i32::MAX, u32::cast_signed);
+        values.iter_mut().for_each(|value| *value = (*value).max(low.into()).min(limit.into()));
     }
 
-    fn float(self, value: f32) -> f32 {
-        if !self.on {
-            return value;
+    fn floats(self, values: &mut [f32]) {
+        if self.on {
+            let limit = self.limit.map_or(f32::INFINITY, f32::from_bits);
+            values.iter_mut().for_each(|value| *value = value.max(0.0).min(limit));
         }
-        let value = value.max(0.0);
-        self.limit.map_or(value, |limit| value.min(f32::from_bits(limit)))
     }
 }
 
@@ -356,11 +373,11 @@ impl Output {
     }
 
     /// SOURCE: npu-spec 5.8. QUIRK(Q23): the scale is signed.
-    fn integer(&self, value: i32) -> u32 {
+    fn integer(&self, value: i64) -> u32 {
         if self.precision == Precision::Fp32 {
             return (value as f32).to_bits();
         }
-        let product = i64::from(value) * self.scale;
+        let product = value * self.scale;
         let rounded = if self.half_away { half_away(product, self.shift) } else { half_to_even(product, self.shift) };
         let (low, high) = match self.precision {
             Precision::Int8 => (i8::MIN.into(), i8::MAX.into()),
@@ -385,71 +402,53 @@ impl Output {
 }
 
 impl Lane for i32 {
-    fn finish(self, stages: &Stages, channel: usize, pixel: usize) -> u32 {
-        let mut value = self;
+    fn finish(lanes: &[i32], stages: &Stages, channel: usize, pixel: usize, bits: &mut [u32; LANES]) {
+        let mut values = [0i64; LANES];
+        let values = &mut values[..lanes.len()];
+        values.iter_mut().zip(lanes).for_each(|(value, lane)| *value = i64::from(*lane));
         if let Some(bias) = &stages.bias {
-            let mut wide = i64::from(value);
-            if let Some((algo, addend)) = &bias.addend {
-                wide = add(*algo, wide, addend.at(channel));
-            }
-            if let Some(multiplier) = &bias.multiplier {
-                wide = multiplier.integer(wide, channel, true);
-            }
-            value = bias.relu.integer(saturate(wide));
+            bias.addend.iter().for_each(|addend| addend.integers(values, channel));
+            bias.multiplier.iter().for_each(|multiplier| multiplier.signed(values, channel));
+            bias.relu.integers(values);
         }
         if let Some(norm) = &stages.norm {
-            let mut wide = i64::from(value);
-            if let Some(multiplier) = &norm.multiplier {
-                wide = multiplier.integer(wide, channel, false);
-            }
-            if let Some((algo, addend)) = norm.addend {
-                wide = add(algo, wide, addend);
-            }
-            value = norm.relu.integer(saturate(wide));
+            norm.multiplier.iter().for_each(|multiplier| multiplier.unsigned(values, channel));
+            norm.addend.iter().for_each(|addend| addend.integers(values, channel));
+            norm.relu.integers(values);
         }
         if let Some(element) = &stages.element {
-            value = element.integer(value, channel, pixel);
+            for (lane, value) in values.iter_mut().enumerate() {
+                *value = element.integer(*value, channel + lane, pixel);
+            }
+            element.relu.integers(values);
         }
-        stages.output.integer(value)
+        bits.iter_mut().zip(values).for_each(|(bits, value)| *bits = stages.output.integer(*value));
     }
 }
 
 impl Lane for f32 {
-    fn finish(self, stages: &Stages, channel: usize, pixel: usize) -> u32 {
-        let mut value = self;
+    fn finish(lanes: &[f32], stages: &Stages, channel: usize, pixel: usize, bits: &mut [u32; LANES]) {
+        let mut values = [0.0; LANES];
+        let values = &mut values[..lanes.len()];
+        values.copy_from_slice(lanes);
         if let Some(bias) = &stages.bias {
-            if let Some((algo, addend)) = &bias.addend {
-                value = add_float(*algo, value, addend.at(channel));
-            }
-            if let Some(multiplier) = &bias.multiplier {
-                value = multiplier.float(value, channel);
-            }
-            value = bias.relu.float(value);
+            bias.addend.iter().for_each(|addend| addend.floats(values, channel));
+            bias.multiplier.iter().for_each(|multiplier| multiplier.floats(values, channel));
+            bias.relu.floats(values);
         }
         if let Some(norm) = &stages.norm {
-            if let Some(multiplier) = &norm.multiplier {
-                value = multiplier.float(value, channel);
-            }
-            if let Some((algo, addend)) = norm.addend {
-                value = add_float(algo, value, addend);
-            }
-            value = norm.relu.float(value);
+            norm.multiplier.iter().for_each(|multiplier| multiplier.floats(values, channel));
+            norm.addend.iter().for_each(|addend| addend.floats(values, channel));
+            norm.relu.floats(values);
         }
         if let Some(element) = &stages.element {
-            value = element.float(value, channel, pixel);
+            for (lane, value) in values.iter_mut().enumerate() {
+                *value = element.float(*value, channel + lane, pixel);
+            }
+            element.relu.floats(values);
         }
-        stages.output.float(value)
+        bits.iter_mut().zip(values).for_each(|(bits, value)| *bits = stages.output.float(*value));
     }
-}
-
-fn add(algo: AluAlgo, value: i64, operand: u32) -> i64 {
-    let operand = i64::from(operand.cast_signed());
-    if algo == AluAlgo::Minus { value - operand } else { value + operand }
-}
-
-fn add_float(algo: AluAlgo, value: f32, operand: u32) -> f32 {
-    let operand = f32::from_bits(operand);
-    if algo == AluAlgo::Minus { value - operand } else { value + operand }
 }
 
 fn is_float(precision: Precision) -> bool {
@@ -467,9 +466,8 @@ pub(crate) fn half_to_even(value: i64, shift: u32) -> i64 {
     if shift == 0 {
         return value;
     }
-    let (quotient, half) = (value >> shift, 1i64 << (shift - 1));
-    let rest = value & (half | (half - 1));
-    quotient + i64::from(rest > half || (rest == half && quotient & 1 == 1))
+    let almost_half = (1i64 << (shift - 1)) - 1;
+    (value + almost_half + ((value >> shift) & 1)) >> shift
 }
 
 /// `value` / 2^`shift`, ties away from zero.

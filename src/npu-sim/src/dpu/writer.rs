@@ -75,7 +75,7 @@ impl Writer {
             groups: extents.channels / group,
             hangs: (programmed > full).then_some(Hang::TooManyAtoms),
         };
-        if extents.channels % group != 0 {
+        if !extents.channels.is_multiple_of(group) {
             proven(out == Precision::Int8, "output channels that are no whole groups")?;
             writer.hangs = Some(Hang::PartialGroup);
         }

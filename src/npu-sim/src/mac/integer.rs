@@ -122,7 +122,7 @@ impl Integer {
     /// Adds operand × window sum. SOURCE: npu-spec 5.4.
     fn compensate(&self, pixels: &[usize], group: usize, stages: &Stages, sums: &mut [i32]) {
         let Some(operand) = &stages.compensation else { return };
-        let operands: Vec<i64> = (0..self.group).map(|lane| operand.at(group * self.group + lane).into()).collect();
+        let operands = &operand[group * self.group..][..self.group];
         if operands.iter().all(|operand| *operand == 0) {
             return;
         }
@@ -132,8 +132,8 @@ impl Integer {
                 self.features.data[pixel + offset..][..len].iter().map(|x| i32::from(*x)).sum::<i32>().into()
             };
             let window: i64 = stretches.iter().map(stretch).sum();
-            for (sum, operand) in sums.iter_mut().zip(&operands) {
-                *sum = saturate(i64::from(*sum) + operand * window);
+            for (sum, operand) in sums.iter_mut().zip(operands) {
+                *sum = saturate(i64::from(*sum) + i64::from(*operand) * window);
             }
         }
     }
@@ -156,8 +156,8 @@ impl Integer {
             }
         }
         let Some(operand) = &stages.compensation else { return };
-        for (lane, (sum, seen)) in sums.iter_mut().zip(&window).enumerate() {
-            *sum = saturate(i64::from(*sum) + i64::from(operand.at(first + lane)) * i64::from(*seen));
+        for ((sum, seen), operand) in sums.iter_mut().zip(&window).zip(&operand[first..]) {
+            *sum = saturate(i64::from(*sum) + i64::from(*operand) * i64::from(*seen));
         }
     }
 }

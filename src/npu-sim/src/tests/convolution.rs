@@ -32,8 +32,11 @@ fn under(conv: &Conv, axis: usize, output: usize, tap: usize) -> Option<usize> {
     position.checked_sub(conv.pad[axis]).filter(|position| *position < conv.input[axis])
 }
 
+/// A position, `(y, x)`.
+type At = (usize, usize);
+
 /// Kernel positions of an output pixel: position, and input pixel where it is inside.
-fn window(conv: &Conv, h: usize, w: usize) -> Vec<((usize, usize), Option<(usize, usize)>)> {
+fn window(conv: &Conv, h: usize, w: usize) -> Vec<(At, Option<At>)> {
     let [rows, columns] = conv.kernel;
     let taps = (0..rows).flat_map(|kh| (0..columns).map(move |kw| (kh, kw)));
     taps.map(|(kh, kw)| ((kh, kw), under(conv, 0, h, kh).zip(under(conv, 1, w, kw)))).collect()

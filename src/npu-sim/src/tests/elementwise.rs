@@ -29,7 +29,8 @@ fn number(i: usize) -> f16 {
 fn halves_are_added_multiplied_and_compared() {
     let other = |i: usize| f16::from_f32(3.5 - i as f32 * 0.11);
     let add = |a: f32, b: f32| a + b;
-    let cases: [(AluAlgo, bool, fn(f32, f32) -> f32); 5] = [
+    type Case = (AluAlgo, bool, fn(f32, f32) -> f32);
+    let cases: [Case; 5] = [
         (AluAlgo::Add, false, add),
         (AluAlgo::Minus, false, |a, b| a - b),
         (AluAlgo::Max, false, f32::max),
@@ -121,7 +122,7 @@ fn slices(bed: &mut Bed, conv: &Conv, rows: usize) -> Vec<f16> {
             (rdma::EwSurfNotch::INFO, notch),
             (dpu::DstBaseAddr::INFO, bed.output.dma() + (first * width * 16) as u32),
             (dpu::DstSurfStride::INFO, full << 4),
-            (dpu::SurfaceAdd::INFO, 2 * full << 4),
+            (dpu::SurfaceAdd::INFO, (2 * full) << 4),
         ] {
             set(&mut stream, register, value);
         }
