@@ -286,3 +286,6 @@ fn position(text: &str, at: usize) -> (usize, usize) {
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
     (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
 }
+
+#[cfg(test)]
+mod tests;

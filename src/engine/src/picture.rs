@@ -7,9 +7,10 @@
 use std::io::Cursor;
 
 use bytes::Bytes;
-use fast_image_resize::images::{Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
-use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
+use fast_image_resize::images::{TypedImage, TypedImageRef};
+use fast_image_resize::pixels::U8x3;
+use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
+use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, RgbImage};
 use model::DType;
 use serde::Deserialize;
 
@@ -100,26 +101,35 @@ impl Preprocessing {
 
     /// `[h, w, c]`, u8, red first.
     fn resize(&self, picture: DynamicImage, width: u32, height: u32) -> Result<Vec<u8>> {
-        let (from_width, from_height) = (picture.width(), picture.height());
-        let (pixels, kind) = match self.channels {
-            Channels::Rgb | Channels::Bgr => (picture.into_rgb8().into_raw(), PixelType::U8x3),
-            Channels::Gray => (picture.into_luma8().into_raw(), PixelType::U8),
+        let picture = picture.into_rgb8();
+        let resized = match picture.dimensions() == (width, height) {
+            true => picture,
+            false => self.stretch(&picture, width, height)?,
         };
-        if (from_width, from_height) == (width, height) {
-            return Ok(pixels);
-        }
+        Ok(match self.channels {
+            Channels::Rgb | Channels::Bgr => resized.into_raw(),
+            Channels::Gray => DynamicImage::from(resized).into_luma8().into_raw(),
+        })
+    }
+
+    fn stretch(&self, picture: &RgbImage, width: u32, height: u32) -> Result<RgbImage> {
         let algorithm = match self.resize {
             Resize::Nearest => ResizeAlg::Nearest,
             Resize::Bilinear => ResizeAlg::Convolution(FilterType::Bilinear),
             Resize::Bicubic => ResizeAlg::Convolution(FilterType::CatmullRom),
             Resize::Lanczos => ResizeAlg::Convolution(FilterType::Lanczos3),
         };
-        let internal = |error: &dyn std::error::Error| Error::Internal(format!("resizing a picture: {error}"));
-        let from = ImageRef::new(from_width, from_height, &pixels, kind).map_err(|error| internal(&error))?;
-        let mut to = Image::new(width, height, kind);
+        let mut resized = RgbImage::new(width, height);
+        // The typed views keep the library's other twelve pixel types out of this crate's code.
+        let from = TypedImageRef::<U8x3>::from_buffer(picture.width(), picture.height(), picture);
+        let to = TypedImage::<U8x3>::from_buffer(width, height, &mut resized);
+        let (Ok(from), Ok(mut to)) = (from, to) else {
+            return Err(Error::Internal("a picture's buffer does not fit its extents".into()));
+        };
         let options = ResizeOptions::new().resize_alg(algorithm).use_alpha(false);
-        Resizer::new().resize(&from, &mut to, &options).map_err(|error| internal(&error))?;
-        Ok(to.into_vec())
+        let outcome = Resizer::new().resize_typed(&from, &mut to, &options);
+        outcome.map_err(|error| Error::Internal(format!("resizing a picture: {error}")))?;
+        Ok(resized)
     }
 
     fn quantize(&self, pixels: &[u8], input: &TensorInfo) -> Vec<u8> {
@@ -215,3 +225,6 @@ fn check_jpeg(encoded: &[u8]) -> Result<(), String> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
