@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use npu_device::{Bo, Deadline, Device, Driver, Job, JobFlags, Task};
+use npu_regs::{Op, Word};
 use npu_sim::{Options, Simulator};
 
 /// The folder of captures, beside the workspace.
@@ -94,12 +95,7 @@ impl Replay {
     /// Runs the jobs in the order of submission.
     fn run(&mut self) {
         for job in &self.jobs {
-            let job = Job {
-                tasks: &job.tasks,
-                inputs: &job.inputs,
-                outputs: &job.outputs,
-                flags: JobFlags::default(),
-            };
+            let job = Job { tasks: &job.tasks, inputs: &job.inputs, outputs: &job.outputs, flags: JobFlags::default() };
             self.device.submit(&[job]).expect("a submit");
         }
     }
@@ -245,4 +241,34 @@ fn mesas_fused_addition_is_right_in_three_quarters() {
     replay.run();
     let score = compare(&replay.output(), &reference, everywhere);
     assert!((0.72..0.82).contains(&score.rate()), "{score:?}");
+}
+
+/// Command words of a captured task.
+fn words(path: &Path) -> Vec<Word> {
+    let bytes = fs::read(path).expect("a captured stream");
+    bytes.chunks_exact(8).map(|word| Word(u64::from_le_bytes(word.try_into().expect("eight bytes")))).collect()
+}
+
+#[test]
+fn every_captured_word_is_in_the_register_table() {
+    let folders = fs::read_dir(captures_root().join("mesa-teflon")).expect("a folder of captures");
+    let mut folders: Vec<PathBuf> = folders.map(|entry| entry.expect("an entry").path()).collect();
+    folders.push(captures_root().join("hw-dw-capture/mesa26.1.6-stream"));
+    let mut checked = 0;
+    for file in folders.iter().flat_map(|folder| fs::read_dir(folder).expect("a capture")) {
+        let path = file.expect("an entry").path();
+        if !path.to_string_lossy().ends_with(".regcmd.bin") {
+            continue;
+        }
+        for word in words(&path) {
+            let op = word.decode().unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            let Op::Write { register, value } = op else { continue };
+            assert_eq!(value & !register.mask(), 0, "{}: {word}", path.display());
+            for field in register.fields {
+                assert!((field.text)(field.bits(value)).is_some(), "{}: {word}", path.display());
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked > 1000, "{checked} register writes");
 }

@@ -239,3 +239,56 @@ fn an_integer_sum_leaves_as_single_precision() {
     let got = f32::from_le_bytes(output[at..at + 4].try_into().unwrap());
     assert_eq!(f64::from(got), integer_sum(&conv, 2, 3, 7) as f64);
 }
+
+/// A matrix product is a convolution one pixel wide; its operands may lie row by row.
+#[test]
+fn a_matrix_product_reads_and_writes_rows() {
+    use npu_regs::{Register, cna, dpu};
+    let (m, k, n) = (12, 64, 64);
+    let conv = Conv {
+        input: [m, 1],
+        output: [m, 1],
+        channels: k,
+        kernels: n,
+        ..Conv::pointwise(Precision::Int8, Precision::Int32)
+    };
+    let mut bed = Bed::new(Options::default());
+    fill(&mut bed, &conv, |seed, at| byte(seed, at).to_le_bytes());
+    let rows: Vec<u8> = (0..m * k).map(|at| byte(1, at).cast_unsigned()).collect();
+    open(&mut bed.features)[..rows.len()].copy_from_slice(&rows);
+    let mut stream = conv.program(&bed);
+    let notch = (n * 4 / 16 - 1) as u32;
+    for (register, value) in [
+        (cna::ConvCon1::INFO, 1 << 29),
+        (cna::DmaCon1::INFO, (k / 16) as u32),
+        (cna::DmaCon2::INFO, 0),
+        (dpu::DstSurfStride::INFO, 1 << 4),
+        (dpu::DataCubeNotchAddr::INFO, notch << 16 | notch),
+        (dpu::SurfaceAdd::INFO, 8 << 4),
+    ] {
+        crate::testbed::set(&mut stream, register, value);
+    }
+    let output = bed.run(&[&stream]);
+    assert_eq!(bed.fault(), None);
+    for (row, column) in (0..m).flat_map(|row| (0..n).map(move |column| (row, column))) {
+        let at = 4 * (row * n + column);
+        let got = i32::from_le_bytes(output[at..at + 4].try_into().unwrap());
+        assert_eq!(i64::from(got), integer_sum(&conv, row, 0, column), "row {row}, column {column}");
+    }
+}
+
+/// Every word in turn, and every bit of it: whatever a program says, a job ends and nothing panics.
+#[test]
+fn a_program_with_any_bit_wrong_ends() {
+    let conv = Conv { bias: true, ..Conv::pointwise(Precision::Int8, Precision::Int8) };
+    let mut bed = Bed::new(Options { work_limit: 1 << 20, ..Options::default() });
+    let stream = conv.program(&bed);
+    for word in 0..stream.len() {
+        for bit in 0..64 {
+            let mut spoiled = stream.clone();
+            spoiled[word].0 ^= 1 << bit;
+            bed.submit(&[&spoiled], false);
+        }
+    }
+    assert_eq!(bed.simulator.counters().jobs, 64 * stream.len() as u64);
+}
