@@ -101,3 +101,67 @@ fn the_captured_models_are_read() {
         tflite::read(&bytes(&format!("../shared/captures/{name}.tflite"))).unwrap();
     }
 }
+
+/// A small model with every kind of part, which damage reaches quickly.
+fn small() -> Vec<u8> {
+    bytes(SMALL)
+}
+
+#[test]
+fn a_file_cut_anywhere_is_an_error_or_a_whole_graph() {
+    let whole = small();
+    let read = (0..whole.len()).filter(|&length| tflite::read(&whole[..length]).is_ok()).count();
+    // Only the padding at the end may be missed.
+    assert!(read < 8, "{read} cut files were read");
+}
+
+#[test]
+fn a_cut_detector_is_refused() {
+    let whole = bytes(DETECTOR);
+    for length in (0..whole.len()).step_by(30_011) {
+        tflite::read(&whole[..length]).unwrap_err();
+    }
+}
+
+/// Numbers that look random and are the same at every run.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> u64 {
+        // SOURCE: Marsaglia's xorshift64.
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        // CAST: a remainder of a usize fits in it.
+        (self.next() % limit as u64) as usize
+    }
+}
+
+#[test]
+fn a_hundred_thousand_damaged_files_are_read_or_refused() {
+    let whole = small();
+    let mut noise = Noise(0x5eed);
+    let (mut read, mut refused) = (0, 0);
+    for _ in 0..100_000 {
+        let mut damaged = whole.clone();
+        for _ in 0..=noise.below(4) {
+            let at = noise.below(damaged.len());
+            damaged[at] = match noise.below(4) {
+                0 => 0,
+                1 => 0xff,
+                2 => damaged[at] ^ 1 << noise.below(8),
+                // CAST: below 256.
+                _ => noise.below(256) as u8,
+            };
+        }
+        match tflite::read(&damaged) {
+            Ok(_) => read += 1,
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(read > 1000 && refused > 1000, "{read} read, {refused} refused");
+}
