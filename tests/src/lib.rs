@@ -1,1 +1,6 @@
 //! Tests that need more than one crate; see the files beside this one.
+
+#![forbid(unsafe_code)]
+
+pub mod numbers;
+pub mod requester;
