@@ -16,7 +16,7 @@ use crate::cbuf::Cbuf;
 use crate::cost::{CostModel, Work};
 use crate::fault::{Direction, Fault, Result, proven};
 use crate::levers::Lever;
-use crate::memory::{ATOM, Space, Writes};
+use crate::memory::{ATOM, Journal, Space, Writes};
 use crate::quirks::{Quirk, hang};
 use crate::registers::RegisterFile;
 use crate::{conv, flying, ppu};
@@ -64,6 +64,8 @@ pub(crate) struct Outcome {
     pub(crate) kicks: u64,
     pub(crate) tasks: u64,
     pub(crate) work: Work,
+    /// What it wrote, taken back.
+    pub(crate) journal: Journal,
 }
 
 /// One core: its registers and what its CBUF holds.
@@ -105,6 +107,7 @@ impl Core {
             outcome.time = WATCHDOG;
             self.reset();
         }
+        outcome.journal.undo(space);
         outcome
     }
 
@@ -211,7 +214,7 @@ impl Core {
         let mut at = 0;
         for writes in &effect.writes {
             let local = lost.start.saturating_sub(at)..lost.end.saturating_sub(at);
-            writes.commit(run.space, &local)?;
+            writes.commit(run.space, &local, &mut run.outcome.journal)?;
             at += writes.bytes();
         }
         self.registers.toggle(mask);

@@ -12,8 +12,8 @@
 //! job hang as a hung job does on a board, and [`Simulator::faults`] says why. Time is virtual and comes from a
 //! [cost model](CostModel), which ranks plans and measures nothing. Errata are in [`quirks`], test levers in [`levers`].
 //!
-//! Known differences from a board: data is in memory when SUBMIT returns, although the job is not finished by the file's
-//! clock; a buffer closed while a job runs stays mapped; caches are coherent, so a forgotten FINI is not noticed.
+//! Known differences from a board: a job reads its inputs while SUBMIT runs and writes its outputs all at once when it
+//! ends; a buffer closed while a job runs stays mapped; caches are coherent, so a forgotten FINI is not noticed.
 //!
 //! SOURCE: npu-spec; where the code says nothing else, its sections are the reference.
 

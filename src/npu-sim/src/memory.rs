@@ -1,5 +1,6 @@
 //! What the blocks of a core see of memory: the buffer objects of one file at their addresses.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use npu_device::Mapping;
@@ -115,18 +116,64 @@ impl Writes {
     }
 
     /// Writes everything except the bytes of `lost`, positions in the order of the writer.
-    pub(crate) fn commit(&self, space: &Space, lost: &std::ops::Range<usize>) -> Result<()> {
+    pub(crate) fn commit(&self, space: &Space, lost: &Range<usize>, journal: &mut Journal) -> Result<()> {
         let mut at = 0;
         for &(dma, len) in &self.runs {
             let end = (at + len).min(self.data.len());
             for (from, to) in [(at, lost.start.clamp(at, end)), (lost.end.clamp(at, end), end)] {
                 if from < to {
-                    space.write(Block::Dpu, dma + (from - at) as u64, &self.data[from..to])?;
+                    journal.write(space, dma + (from - at) as u64, &self.data[from..to])?;
                 }
             }
             at = end;
         }
         Ok(())
+    }
+}
+
+/// What a job wrote. It is taken back when the job was computed, and written again when the job ends by its file's clock:
+/// who does not wait finds stale bytes, as on a board.
+#[derive(Debug, Default)]
+pub(crate) struct Journal {
+    runs: Vec<(u64, usize)>,
+    before: Vec<u8>,
+    after: Vec<u8>,
+}
+
+impl Journal {
+    fn write(&mut self, space: &Space, dma: u64, bytes: &[u8]) -> Result<()> {
+        let start = self.before.len();
+        self.before.resize(start + bytes.len(), 0);
+        // What is mapped before the first unmapped address is written all the same.
+        let old = space.read(Block::Dpu, dma, &mut self.before[start..]);
+        let written = space.write(Block::Dpu, dma, bytes);
+        if old.is_err() {
+            self.before.truncate(start);
+            return written;
+        }
+        self.after.extend_from_slice(bytes);
+        self.runs.push((dma, bytes.len()));
+        written
+    }
+
+    /// Puts back what was there before the job.
+    pub(crate) fn undo(&self, space: &Space) {
+        let mut end = self.before.len();
+        for &(dma, len) in self.runs.iter().rev() {
+            // Every run was mapped when it was written, and `space` keeps its memory alive.
+            let _ = space.write(Block::Dpu, dma, &self.before[end - len..end]);
+            end -= len;
+        }
+    }
+
+    /// Writes what the job wrote.
+    pub(crate) fn redo(&self, space: &Space) {
+        let mut start = 0;
+        for &(dma, len) in &self.runs {
+            // As in `undo`.
+            let _ = space.write(Block::Dpu, dma, &self.after[start..start + len]);
+            start += len;
+        }
     }
 }
 
@@ -159,8 +206,13 @@ mod tests {
         let mut writes = Writes::default();
         writes.push(0x1000, &[1; 8]);
         writes.push(0x2000, &[2; 8]);
-        writes.commit(&space, &(6..10)).unwrap();
+        let mut journal = Journal::default();
+        writes.commit(&space, &(6..10), &mut journal).unwrap();
         assert_eq!(space.read_vec(Block::Cna, 0x1000, 8).unwrap(), [1, 1, 1, 1, 1, 1, 0, 0]);
+        assert_eq!(space.read_vec(Block::Cna, 0x2000, 8).unwrap(), [0, 0, 2, 2, 2, 2, 2, 2]);
+        journal.undo(&space);
+        assert_eq!(space.read_vec(Block::Cna, 0x2000, 8).unwrap(), [0; 8]);
+        journal.redo(&space);
         assert_eq!(space.read_vec(Block::Cna, 0x2000, 8).unwrap(), [0, 0, 2, 2, 2, 2, 2, 2]);
     }
 }

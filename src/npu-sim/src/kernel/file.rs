@@ -13,7 +13,7 @@ use super::{FaultRecord, Shared, lock};
 use crate::Fault;
 use crate::controller::{Order, Outcome};
 use crate::levers::Lever;
-use crate::memory::{Segment, Space};
+use crate::memory::{Journal, Segment, Space};
 
 /// TASK_NUMBER has 12 bits. SOURCE: npu-spec 2.3.
 const MAX_BATCH: usize = 4095;
@@ -36,6 +36,8 @@ struct Table {
     next_offset: u64,
     /// What cores see, until an object comes or goes.
     space: Option<Space>,
+    /// What the newest job wrote, and when it ends.
+    unfinished: Option<(Duration, Space, Journal)>,
 }
 
 struct Object {
@@ -68,8 +70,11 @@ impl File {
             lock(&self.shared.scheduler).unpick(core);
             return Err(Errno::NOMEM);
         }
+        // Jobs of a file run one after the other, so the one before has written by now.
+        table.settle(Duration::MAX);
         let outcome = self.run(table, job, core, batched, lever);
         let end = lock(&self.shared.scheduler).push(self.id, core, &outcome);
+        table.unfinished = Some((end, table.space().clone(), outcome.journal));
         table.attach_fence(job.outputs, end, error_of(outcome.fault.as_ref().map(|(_, fault)| fault)));
         if let Some((task, fault)) = outcome.fault {
             self.shared.keep_fault(FaultRecord { core, task, fault });
@@ -89,19 +94,18 @@ impl File {
 
     fn prep(&self, handle: u32, sync: impl FnOnce(&Object) -> Result<u64, Errno>, deadline: Deadline) -> Result<()> {
         let error = |source| Error::PrepBo { handle, source };
-        let table = lock(&self.table);
+        let mut table = lock(&self.table);
         let object = table.objects.get(&handle).ok_or(error(Errno::NOENT))?;
         let bytes = sync(object).map_err(error)?;
+        let failed = object.failed.filter(|_| self.shared.options.reports_failed_jobs);
         let mut scheduler = lock(&self.shared.scheduler);
         let waited = scheduler.wait(self.id, object.busy_until, deadline);
+        table.settle(scheduler.now(self.id));
         // The kernel makes the object readable even where the wait failed.
         scheduler.counters.prep_bytes += bytes;
         scheduler.pass(self.id, self.shared.options.cost.sync(bytes));
         waited.map_err(error)?;
-        match object.failed {
-            Some(source) if self.shared.options.reports_failed_jobs => Err(error(source)),
-            _ => Ok(()),
-        }
+        failed.map_or(Ok(()), |source| Err(error(source)))
     }
 
     fn fini(&self, handle: u32, sync: impl FnOnce(&Object) -> Result<u64, Errno>) -> Result<()> {
@@ -151,6 +155,13 @@ impl Table {
             }
         }
         Ok(())
+    }
+
+    /// Lets the newest job write, where it ended by `now`.
+    fn settle(&mut self, now: Duration) {
+        if let Some((_, space, journal)) = self.unfinished.take_if(|(end, _, _)| *end <= now) {
+            journal.redo(&space);
+        }
     }
 
     fn attach_fence(&mut self, outputs: &[u32], end: Duration, failed: Option<Errno>) {

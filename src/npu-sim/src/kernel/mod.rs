@@ -1,8 +1,8 @@
 //! The kernel's side: files, buffer objects, the queue of each core, the watchdog and the log.
 //!
 //! Time is virtual. Every file has its own clock, which only waiting and cache maintenance advance, by the cost model. A
-//! job computes while SUBMIT runs, but it is not *finished* before its file's clock has passed its end. What a core owes
-//! to other files counts as waiting time, as long as nobody has waited for it.
+//! job computes while SUBMIT runs, but neither is it *finished* nor is its output in memory before its file's clock has
+//! passed its end. What a core owes to other files counts as waiting time, as long as nobody has waited for it.
 
 mod address;
 mod file;

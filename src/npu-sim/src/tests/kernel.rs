@@ -56,6 +56,24 @@ fn a_job_is_pending_until_the_clock_passes_its_end() {
 }
 
 #[test]
+fn an_output_that_is_not_waited_for_is_stale() {
+    let (mut bed, stream) = bed(Options::default());
+    bed.simulator.inject(Lever::Slow(Duration::from_millis(10)));
+    bed.submit(&[&stream], false);
+    let mapping = bed.device.map_bo(&info(&bed.output)).unwrap();
+    let mut byte = [0];
+    mapping.read(0, &mut byte);
+    assert_eq!(byte, [0]);
+    assert_eq!(open(&mut bed.output)[0], 32);
+}
+
+/// What CREATE_BO said of a buffer of the bed: buffers of one size, in order.
+fn info(bo: &Bo) -> npu_device::BoInfo {
+    let map_offset = u64::from(bo.handle() - 1) * u64::from(bo.bytes());
+    npu_device::BoInfo { handle: bo.handle(), bytes: bo.bytes(), dma: bo.dma(), map_offset }
+}
+
+#[test]
 fn malformed_jobs_are_dropped_in_silence() {
     let (bed, _) = bed(Options::default());
     let task = Task { dma: 0, words: 4 };
