@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+import pictures
+
 SCRIPT = Path(__file__).with_name("litert_reference.py")
 
 
@@ -26,11 +28,9 @@ def reference(model, tensor):
 
 def detector(tests):
     folder = tests / "models" / "ssd-oidv4"
-    picture = Image.open(tests / "pictures" / "chelsea.jpg").convert("RGB").resize((300, 300), Image.Resampling.BICUBIC)
+    picture = pictures.stretch(tests / "pictures" / "chelsea.jpg")
     picture.save(folder / "golden.png", optimize=True)
-    real = (np.asarray(picture, np.float32) - np.float32(127.5)) / np.float32(127.5)
-    # The input's scale and zero point.
-    tensor = np.clip(np.round(real / np.float32(0.007432128)) + 2, -128, 127).astype(np.int8)
+    tensor = pictures.quantise(picture)
     boxes, scores = reference(folder / "model.tflite", tensor)
     (folder / "golden_boxes.bin").write_bytes(boxes)
     (folder / "golden_scores.bin").write_bytes(scores)

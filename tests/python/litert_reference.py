@@ -13,11 +13,9 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 
-def main(arguments):
-    every = "--all" in arguments
-    model, data, out = [argument for argument in arguments if argument != "--all"]
+def run(model, data, out, every=False):
     interpreter = Interpreter(
-        model_path=model,
+        model_path=str(model),
         experimental_op_resolver_type=OpResolverType.BUILTIN_REF,
         experimental_preserve_all_tensors=every,
     )
@@ -50,4 +48,5 @@ def write(interpreter, folder, every):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    arguments = [argument for argument in sys.argv[1:] if argument != "--all"]
+    run(*arguments, every="--all" in sys.argv)

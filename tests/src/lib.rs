@@ -3,4 +3,5 @@
 #![forbid(unsafe_code)]
 
 pub mod numbers;
+pub mod python;
 pub mod requester;
