@@ -1,2 +1,49 @@
-//! npud.
-fn main() {}
+//! The daemon that owns the NPU.
+
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Parser as _;
+use npu_device::kernel::Rocket;
+use npu_device::kmsg::KernelLog;
+use npu_device::{Driver, FaultMonitor};
+
+/// Owns the NPU and serves inference over D-Bus and MQTT.
+#[derive(Debug, clap::Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(flatten)]
+    common: kit::Arguments,
+    /// Device node of the NPU
+    #[arg(long, value_name = "PATH", default_value = "/dev/accel/accel0")]
+    device: PathBuf,
+    /// Drive a simulated NPU instead of the device
+    #[cfg(feature = "simulator")]
+    #[arg(long, conflicts_with = "device")]
+    simulate: bool,
+}
+
+fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    kit::log::start("npud", &arguments.common.log)?;
+    let config = kit::config::load("npud", arguments.common.config.as_deref())?;
+    let (driver, monitor) = open(&arguments);
+    tokio::runtime::Runtime::new()?.block_on(npud::run(driver, monitor, config))
+}
+
+/// What is driven, and who watches for its faults.
+type Npu = (Arc<dyn Driver>, Option<Arc<dyn FaultMonitor>>);
+
+fn open(arguments: &Arguments) -> Npu {
+    #[cfg(feature = "simulator")]
+    if arguments.simulate {
+        let simulator = npu_sim::Simulator::new(npu_sim::Options::default());
+        let monitor = simulator.fault_monitor();
+        return (Arc::new(simulator), Some(monitor));
+    }
+    let monitor = KernelLog::open().map(|log| Arc::new(log) as Arc<dyn FaultMonitor>);
+    let monitor = monitor.inspect_err(|error| tracing::warn!(%error, "verdicts do without the kernel log")).ok();
+    (Arc::new(Rocket::at(&arguments.device)), monitor)
+}

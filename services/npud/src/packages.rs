@@ -1,0 +1,70 @@
+//! The model packages that the daemon starts with.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use engine::Engine;
+use tracing::{error, info, warn};
+
+/// Loads every package in `folders`. One that cannot be used is logged and left out: the others still serve.
+///
+/// # Errors
+/// Where none can be used: a daemon that never had a right answer is not ready.
+pub(crate) async fn load_all(engine: &Engine, folders: &[PathBuf]) -> Result<usize> {
+    for package in folders.iter().flat_map(|folder| packages(folder)) {
+        match engine.load(&package).await {
+            Ok(model) => info!(
+                message_id = kit::log::MODEL_LOADED,
+                model = model.name,
+                version = model.version,
+                npu_jobs = model.report.npu_jobs,
+                memory_bytes = model.report.memory_bytes,
+                "loaded",
+            ),
+            Err(error) => error!(package = %package.display(), error = chain(&error), "the model package is left out"),
+        }
+    }
+    match engine.models().len() {
+        0 => bail!("no model package in {folders:?} can be used, and ready means that one inference has succeeded"),
+        models => Ok(models),
+    }
+}
+
+/// Folders with a `model.toml`, by name.
+fn packages(folder: &Path) -> Vec<PathBuf> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) => {
+            warn!(folder = %folder.display(), %error, "no model packages here");
+            return Vec::new();
+        }
+    };
+    let mut packages: Vec<_> =
+        entries.flatten().map(|entry| entry.path()).filter(|path| path.join("model.toml").is_file()).collect();
+    packages.sort();
+    packages
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_are_folders_with_a_manifest_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["b", "a", "no-package"] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        for name in ["a", "b"] {
+            fs::write(folder.path().join(name).join("model.toml"), "").unwrap();
+        }
+        assert_eq!(packages(folder.path()), ["a", "b"].map(|name| folder.path().join(name)));
+        assert!(packages(Path::new("/nowhere")).is_empty());
+    }
+}
