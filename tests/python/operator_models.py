@@ -135,6 +135,45 @@ def conv(kind, per_channel, act, stride=1, dilation=1, padding=0):
     return model
 
 
+def rounding_mul():
+    """Scales for which a multiplier computed in double precision gives another product of 152 and -127."""
+    options = schema.MulOptionsT()
+    options.fusedActivationFunction = 0
+    model = Model("MUL", options)
+    model.input("u8", [400, 1], (np.float32(0.03234199061989784), 0))
+    model.input("u8", [1, 400], (np.float32(0.09647508710622787), 255))
+    model.output("u8", [400, 400], (np.float32(0.5354165434837341), 255))
+    return model
+
+
+# Scales of input, filter and output, and a sum around which the two precisions or one and two roundings differ.
+ROUNDING = [
+    (0.018952464684844017, 0.019495725631713867, 0.0338909886777401, -7383),
+    (0.034351978451013565, 0.008515572175383568, 0.09468407928943634, -27027),
+    (0.030819587409496307, 0.011950802989304066, 0.08249037712812424, -12654),
+]
+
+
+def rounding_sums(operator, kind, number):
+    """The same for sums of products."""
+    scale, filter_scale, output_scale = map(np.float32, ROUNDING[number][:3])
+    options = {
+        "CONV_2D": schema.Conv2DOptionsT,
+        "DEPTHWISE_CONV_2D": schema.DepthwiseConv2DOptionsT,
+        "FULLY_CONNECTED": schema.FullyConnectedOptionsT,
+    }[operator]()
+    options.strideW = options.strideH = options.dilationWFactor = options.dilationHFactor = options.depthMultiplier = 1
+    options.padding = options.fusedActivationFunction = 0
+    model = Model(operator, options)
+    shape = [1600, 1] if operator == "FULLY_CONNECTED" else [1, 40, 40, 1]
+    lowest, one = {"i8": (-128, 0), "u8": (0, 100)}[kind]
+    model.input(kind, shape, (scale, lowest))
+    model.constant(kind, [1, 1] if len(shape) == 2 else [1, 1, 1, 1], filter_scale, one, data=[one + 1])
+    model.constant("i32", [1], scale * filter_scale, 0, data=[ROUNDING[number][3] - 100])
+    model.output(kind, shape, (output_scale, lowest + 255))
+    return model
+
+
 def depthwise(kind, per_channel, act, stride=1, multiplier=1):
     options = schema.DepthwiseConv2DOptionsT()
     options.padding, options.strideW, options.strideH = 0, stride, stride
@@ -267,8 +306,17 @@ def models():
     for kind in ["i8", "u8"]:
         yield f"quantize_f32_{kind}", unary("QUANTIZE", "f32", kind)
         yield f"dequantize_{kind}", unary("DEQUANTIZE", kind, "f32")
-        for other in ["i8", "u8"]:
-            yield f"quantize_{kind}_{other}", unary("QUANTIZE", kind, other)
+        for number in range(5):
+            # Every pair of values, and every value, so that a rounding that is rarely wrong shows.
+            yield f"add_{kind}_large_{number}", binary("ADD", kind, 0, [[400, 1], [1, 400]])
+            yield f"relu_{kind}_large_{number}", unary("RELU", kind, kind)
+            for other in ["i8", "u8"]:
+                yield f"quantize_{kind}_{other}_{number}", unary("QUANTIZE", kind, other)
+    yield "mul_u8_rounding", rounding_mul()
+    for operator in ["CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"]:
+        for kind in ["i8", "u8"]:
+            for number in range(len(ROUNDING)):
+                yield f"{operator.lower()}_{kind}_rounding_{number}", rounding_sums(operator, kind, number)
     yield "concatenation_u8_rescaled", concatenation("u8", 1, True)
     for name, act in activations.items():
         yield f"conv_per_channel_{name}", conv("i8", True, act)

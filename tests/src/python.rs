@@ -43,7 +43,9 @@ pub fn interpreter() -> Result<PathBuf> {
 /// # Errors
 /// Those of [`interpreter`], and the script's.
 pub fn script(name: &str, arguments: &[&Path]) -> Result<()> {
-    run(Command::new(interpreter()?).arg(scripts().join(name)).args(arguments))
+    let mut command = Command::new(interpreter()?);
+    // The scripts import each other, and the tree stays as it is.
+    run(command.env("PYTHONDONTWRITEBYTECODE", "1").arg(scripts().join(name)).args(arguments))
 }
 
 fn cache() -> Result<PathBuf> {

@@ -1,7 +1,7 @@
 //! Multiplying an integer by a real number in integers, as TFLite does: a 31-bit fraction and a power of two.
 //!
-//! TFLite can be built to round once or twice. LiteRT's packages round twice, and so does this: first the product with
-//! the fraction, halves upwards; then the shift, halves away from zero.
+//! TFLite rounds twice in most operators: first the product with the fraction, halves upwards; then the shift, halves
+//! away from zero. Its fully connected layer rounds once, halves upwards.
 
 use model::Activation;
 
@@ -49,7 +49,17 @@ impl Multiplier {
         Ok(Self { fraction, exponent: self.exponent - bits as i32 })
     }
 
-    /// value × real, rounded.
+    /// value × real, rounded once.
+    pub(super) fn apply_once(self, value: i32) -> i32 {
+        // The exponent is between -31 and 30, so the shift is between 1 and 62.
+        let shift = 31 - self.exponent;
+        let product = i64::from(value) * i64::from(self.fraction);
+        let rounded = product.saturating_add(1 << (shift - 1)) >> shift;
+        // CAST: clamped.
+        rounded.clamp(i32::MIN.into(), i32::MAX.into()) as i32
+    }
+
+    /// value × real, rounded twice.
     pub(super) fn apply(self, value: i32) -> i32 {
         let (left, right) = (self.exponent.max(0), (-self.exponent).max(0));
         let value = value.wrapping_shl(left.unsigned_abs());
@@ -113,6 +123,16 @@ mod tests {
         assert_eq!([3, 1, -1, -3].map(|value| half.apply(value)), [2, 1, 0, -1]);
         assert_eq!([12, 4, -4, -12].map(|value| quarter.apply(value)), [3, 1, -1, -3]);
         assert_eq!([2, -2, -6].map(|value| quarter.apply(value)), [1, -1, -2]);
+    }
+
+    #[test]
+    fn one_rounding_is_not_two() {
+        let [quarter, half] = [0.25, 0.5].map(|real| Multiplier::new(real).unwrap());
+        assert_eq!([6, 2, -2, -6].map(|value| quarter.apply_once(value)), [2, 1, 0, -1]);
+        assert_eq!([3, 1, -1, -3].map(|value| half.apply_once(value)), [2, 1, 0, -1]);
+        let third = Multiplier::new(0.3 / 4.0).unwrap();
+        let differs = (-1000..1000).filter(|&value| third.apply(value) != third.apply_once(value)).count();
+        assert!(differs > 0);
     }
 
     #[test]

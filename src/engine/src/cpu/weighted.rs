@@ -12,7 +12,7 @@ use super::{Kernel, Kind, Operands, Quant, put, reals, shape4};
 pub(super) fn conv(operands: &Operands<'_>, window: Window, activation: Activation) -> Result<Kernel, String> {
     let [filters, kh, kw, channels] = shape4(operands.input(1));
     let sweep = Sweep::new(operands, [kh, kw], window);
-    layer(operands, activation, filters, Direct { sweep, filters, channels })
+    layer(operands, activation, filters, Scaling::of_windows(operands), Direct { sweep, filters, channels })
 }
 
 pub(super) fn depthwise(
@@ -23,12 +23,12 @@ pub(super) fn depthwise(
 ) -> Result<Kernel, String> {
     let [_, kh, kw, filters] = shape4(operands.input(1));
     let sweep = Sweep::new(operands, [kh, kw], window);
-    layer(operands, activation, filters, Depthwise { sweep, multiplier })
+    layer(operands, activation, filters, Scaling::of_windows(operands), Depthwise { sweep, multiplier })
 }
 
 pub(super) fn fully_connected(operands: &Operands<'_>, activation: Activation) -> Result<Kernel, String> {
     let &[filters, channels] = operands.input(1).shape.as_slice() else { return Err("weights need two axes".into()) };
-    layer(operands, activation, filters, Rows { filters, channels })
+    layer(operands, activation, filters, Scaling::ROWS, Rows { filters, channels })
 }
 
 /// The sums of products of a layer.
@@ -114,10 +114,11 @@ fn layer(
     operands: &Operands<'_>,
     activation: Activation,
     filters: usize,
+    scaling: Scaling,
     products: impl Products,
 ) -> Result<Kernel, String> {
     match operands.kind()? {
-        Kind::Quantized(_) => quantized(operands, activation, filters, products),
+        Kind::Quantized(_) => quantized(operands, activation, filters, scaling, products),
         Kind::Real => real(operands, activation, filters, products),
     }
 }
@@ -126,12 +127,13 @@ fn quantized(
     operands: &Operands<'_>,
     activation: Activation,
     filters: usize,
+    scaling: Scaling,
     products: impl Products,
 ) -> Result<Kernel, String> {
     let (input, output) = (Quant::of(operands.input(0))?, Quant::of(operands.output())?);
     let filter = operands.input(1);
     let weights = widen(constant(filter)?, &filter_quant(filter)?);
-    let multipliers = multipliers(&input, filter, &output, filters)?;
+    let multipliers = scaling.multipliers(&input, filter, &output, filters)?;
     let bias = match operands.optional(2) {
         Some(bias) if bias.dtype == DType::I32 => integers(constant(bias)?),
         Some(bias) => return Err(format!("a bias {bias:?} is not computed on the CPU")),
@@ -142,7 +144,7 @@ fn quantized(
         products.each(&widen(inputs[0], &input), &weights, |range, sums: &[i32]| {
             let channels = sums.iter().zip(&bias).zip(&multipliers);
             for (byte, ((sum, bias), multiplier)) in bytes[range].iter_mut().zip(channels) {
-                let value = multiplier.apply(sum.wrapping_add(*bias)).saturating_add(output.zero_point);
+                let value = (scaling.apply)(*multiplier, sum.wrapping_add(*bias)).saturating_add(output.zero_point);
                 *byte = output.byte.encode(value.clamp(min, max));
             }
         });
@@ -184,19 +186,40 @@ fn filter_quant(filter: &Tensor) -> Result<Quant, String> {
     Ok(Quant { byte: super::Byte::of(filter)?, scale: quantization.scales[0], zero_point: quantization.zero_points[0] })
 }
 
-/// One multiplier per filter.
-fn multipliers(input: &Quant, filter: &Tensor, output: &Quant, filters: usize) -> Result<Vec<Multiplier>, String> {
-    let scales = filter.quantization.as_ref().map(|q| q.scales.as_slice()).unwrap_or_default();
-    let multiplier = |scale: f32| {
-        let product = match filter.dtype {
-            // TFLite multiplies these two in single precision.
-            DType::U8 => f64::from(input.scale * scale),
-            _ => f64::from(input.scale) * f64::from(scale),
-        };
-        Multiplier::new(product / f64::from(output.scale))
-    };
-    match scales {
-        &[scale] => Ok(vec![multiplier(scale)?; filters]),
-        scales => scales.iter().map(|&scale| multiplier(scale)).collect(),
+/// How TFLite scales the sums of a kind of layer.
+#[derive(Clone, Copy)]
+struct Scaling {
+    /// Product of the scales of input and weights.
+    product: fn(f32, f32) -> f64,
+    apply: fn(Multiplier, i32) -> i32,
+}
+
+impl Scaling {
+    /// The fully connected layer's.
+    const ROWS: Self = Self { product: |a, b| f64::from(a) * f64::from(b), apply: Multiplier::apply_once };
+
+    /// That of convolutions, where unsigned scales are multiplied in single precision.
+    fn of_windows(operands: &Operands<'_>) -> Self {
+        let apply = Multiplier::apply;
+        match operands.input(0).dtype {
+            DType::U8 => Self { product: |a, b| f64::from(a * b), apply },
+            _ => Self { product: |a, b| f64::from(a) * f64::from(b), apply },
+        }
+    }
+
+    /// One multiplier per filter.
+    fn multipliers(
+        &self,
+        input: &Quant,
+        filter: &Tensor,
+        output: &Quant,
+        filters: usize,
+    ) -> Result<Vec<Multiplier>, String> {
+        let scales = filter.quantization.as_ref().map(|q| q.scales.as_slice()).unwrap_or_default();
+        let multiplier = |scale: f32| Multiplier::new((self.product)(input.scale, scale) / f64::from(output.scale));
+        match scales {
+            &[scale] => Ok(vec![multiplier(scale)?; filters]),
+            scales => scales.iter().map(|&scale| multiplier(scale)).collect(),
+        }
     }
 }
