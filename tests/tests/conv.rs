@@ -2,10 +2,14 @@
 
 mod quantised;
 
-use npu::{Activation, Add, Bias, Chip, Conv2d, Depthwise, ElementType, Filter, NetworkBuilder, Padding, Quant, Window};
+use npu::{
+    Activation, Add, Bias, Chip, Conv2d, Depthwise, ElementType, Filter, NetworkBuilder, Padding, Quant, Window,
+};
 use npu_device::Deadline;
 use npu_sim::Options;
-use quantised::{Agreement, Conv, Scales, Tensor, device, from_bytes, kernels, quant, rng, run, same_padding, sum, window};
+use quantised::{
+    Agreement, Conv, Scales, Tensor, device, from_bytes, kernels, quant, rng, run, same_padding, sum, window,
+};
 use rand::Rng;
 use rand::rngs::StdRng;
 
@@ -239,7 +243,14 @@ fn requantising_between_element_types_agrees_with_exact_arithmetic() {
 
 /// What half precision does by npu-spec 5.3: groups of 32 input channels, summed exactly, rounded to single precision, and
 /// added in the order group, row, column.
-fn fp16_oracle(input: &[half::f16], shape: [usize; 3], weights: &[half::f16], bias: &[f32], window: &Window, depthwise: bool) -> Vec<half::f16> {
+fn fp16_oracle(
+    input: &[half::f16],
+    shape: [usize; 3],
+    weights: &[half::f16],
+    bias: &[f32],
+    window: &Window,
+    depthwise: bool,
+) -> Vec<half::f16> {
     let [h, w, c] = shape;
     let [oh, ow] = window.output([h, w]).unwrap();
     let [kh, kw] = window.kernel;
@@ -258,7 +269,8 @@ fn fp16_oracle(input: &[half::f16], shape: [usize; 3], weights: &[half::f16], bi
                 for group in 0..groups {
                     for tap in 0..kh * kw {
                         let (row, column) = (y * window.stride[0] + tap / kw, x * window.stride[1] + tap % kw);
-                        let members = if depthwise { channel..channel + 1 } else { group * 32..(group * 32 + 32).min(c) };
+                        let members =
+                            if depthwise { channel..channel + 1 } else { group * 32..(group * 32 + 32).min(c) };
                         // Products of numbers between 2^-6 and 2^6 with 11 bits each are exact in a double, and so are 32 of them.
                         let exact: f64 = members
                             .map(|ic| {
@@ -296,8 +308,12 @@ fn check_fp16(seed: u64, shape: [usize; 3], outputs: usize, window: Window, dept
     let mut builder = NetworkBuilder::new(&Chip::RK3588);
     let tensor = builder.input(shape, ElementType::F16, Quant::NONE).unwrap();
     let tensor = match depthwise {
-        true => builder.depthwise(tensor, &Depthwise { window, multiplier: 1, filter, bias: stated, output, activation }),
-        false => builder.conv2d(tensor, &Conv2d { window, channels: outputs, filter, bias: stated, output, activation }),
+        true => {
+            builder.depthwise(tensor, &Depthwise { window, multiplier: 1, filter, bias: stated, output, activation })
+        }
+        false => {
+            builder.conv2d(tensor, &Conv2d { window, channels: outputs, filter, bias: stated, output, activation })
+        }
     };
     builder.output(tensor.unwrap());
     let (simulator, device) = device(Options::default());
@@ -337,10 +353,7 @@ fn a_half_precision_sum_is_exact() {
     let bytes = |list: &[half::f16]| -> Vec<u8> { list.iter().flat_map(|value| value.to_le_bytes()).collect() };
     let mut found = vec![Vec::new()];
     resident.run(&[&bytes(&a), &bytes(&b)], &mut found, Deadline::Never).unwrap();
-    let exact: Vec<half::f16> = a
-        .iter()
-        .zip(&b)
-        .map(|(a, b)| half::f16::from_f32((a.to_f32() + b.to_f32()).clamp(0.0, 6.0)))
-        .collect();
+    let exact: Vec<half::f16> =
+        a.iter().zip(&b).map(|(a, b)| half::f16::from_f32((a.to_f32() + b.to_f32()).clamp(0.0, 6.0))).collect();
     assert_eq!(found[0], bytes(&exact));
 }

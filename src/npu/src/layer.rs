@@ -263,24 +263,27 @@ impl IntConv<'_> {
         clamp(limits, offset)?;
         let mut channels = Vec::with_capacity(outputs);
         let mut addends = Vec::with_capacity(outputs);
+        let mut constants = Vec::with_capacity(outputs);
         let sums = self.sums(&weights, &zero_points);
         for (index, sum) in sums.into_iter().enumerate() {
             let bias = bias.map_or(0, |bias| i64::from(bias[index]));
             let multiplier = self.input.scale() * scales(index) / self.output.scale();
-            let addend = bias - i64::from(self.input.zero_point()) * sum.total;
-            let channel = Channel { multiplier, low: sum.low + bias, high: sum.high + bias };
-            let addend = i32::try_from(addend).ok();
-            let ends = [channel.low, channel.high].map(i32::try_from);
-            let (Some(addend), [Ok(_), Ok(_)]) = (addend, ends) else {
-                return Err(Unsupported::new(format!("the sums of channel {index} exceed 32 bits")));
-            };
             if !(multiplier.is_finite() && multiplier > 0.0) {
                 return Err(Unsupported::new(format!("the scale of channel {index} is not a positive number")));
             }
+            let channel = Channel { multiplier, low: sum.low + bias, high: sum.high + bias };
+            let constant = channel.constant(offset, limits);
+            let addend = bias - i64::from(self.input.zero_point()) * sum.total;
+            let fits = [addend, channel.low, channel.high].iter().all(|&sum| i32::try_from(sum).is_ok());
+            // The sums of a constant channel are never computed.
+            if constant.is_none() && !fits {
+                return Err(Unsupported::new(format!("the sums of channel {index} exceed 32 bits")));
+            }
             channels.push(channel);
-            addends.push(addend);
+            // CAST: fits, or is not used.
+            addends.push(addend as i32);
+            constants.push(constant);
         }
-        let constants = channels.iter().map(|channel| channel.constant(offset, limits)).collect();
         Ok((weights, IntChannels { channels, addends, zero_points, offset, limits, constants }))
     }
 

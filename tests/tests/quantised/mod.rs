@@ -147,7 +147,11 @@ impl Conv {
     }
 
     /// Adds it to a network.
-    pub fn add_to(&self, builder: &mut NetworkBuilder, input: npu::TensorRef) -> Result<npu::TensorRef, npu::Unsupported> {
+    pub fn add_to(
+        &self,
+        builder: &mut NetworkBuilder,
+        input: npu::TensorRef,
+    ) -> Result<npu::TensorRef, npu::Unsupported> {
         let data: Vec<u8> = self.weights.iter().map(|&weight| weight as u8).collect();
         let filter = Filter { data: &data, scales: &self.scales, zero_points: &self.zero_points };
         let (window, output, activation) = (self.window, self.output, self.activation);
