@@ -2,8 +2,11 @@
 //!
 //! SOURCE: npu-spec 7. The numbers are that table's.
 
-/// An erratum that this simulator reproduces. The others of the table concern paths that it does not have (tables,
-/// 16-bit integers, transposed convolution) or need no code: Q13 is a property of the fields' widths, Q34 of the cores.
+/// An erratum that this simulator reproduces.
+///
+/// Not modelled: Q9, Q27 (16-bit integers), Q15 to Q17 (tables) and Q32 (transposed convolution), as those paths are not
+/// simulated; Q33, a rare low-order difference that nobody can predict; Q13, which is the width of the fields; Q34, which
+/// says that cores do not disturb each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Quirk {
     /// A plane of fewer than 4 rows is read at a pitch of 4 rows. Follows from the address model in `cna`.

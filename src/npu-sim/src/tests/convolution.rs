@@ -277,6 +277,61 @@ fn a_matrix_product_reads_and_writes_rows() {
     }
 }
 
+/// Channels beyond the stored kernels are written, with the sum of nothing. SOURCE: npu-spec 4.8.
+#[test]
+fn a_dense_partial_group_of_kernels_is_read() {
+    use npu_regs::{Register, core, dpu, dpu_rdma as rdma};
+    let stored = Conv {
+        kernel: [3, 3],
+        pad: [1, 1],
+        channels: 48,
+        kernels: 40,
+        compensation: 9,
+        requantise: (300, 16, 0),
+        ..Conv::pointwise(Precision::Int8, Precision::Int8)
+    };
+    let mut bed = Bed::new(Options::default());
+    fill(&mut bed, &stored, |seed, at| byte(seed, at).to_le_bytes());
+    let mut stream = stored.program(&bed);
+    for register in [core::DataoutSize1::INFO, dpu::WdmaSize0::INFO, rdma::DataCubeChannel::INFO] {
+        crate::testbed::set(&mut stream, register, 63);
+    }
+    crate::testbed::set(&mut stream, dpu::DataCubeChannel::INFO, 39 << 16 | 63);
+    let output = bed.run(&[&stream]);
+    assert_eq!(bed.fault(), None);
+    for (h, w, oc) in [(0, 0, 0), (3, 4, 31), (7, 7, 32), (5, 0, 39)] {
+        let real = integer_sum(&stored, h, w, oc) as f64 * 300.0 / 65536.0;
+        let expected = real.round_ties_even().clamp(-128.0, 127.0);
+        assert_eq!(f64::from(output[stored.output_at(h, w, oc)] as i8), expected, "{h} {w} {oc}");
+    }
+}
+
+/// 96 channels are a group of 64 and a dense one of 32; the writer wants whole groups.
+#[test]
+fn a_dense_partial_group_of_filters_is_read() {
+    let conv = Conv {
+        depthwise: true,
+        kernel: [3, 3],
+        pad: [1, 1],
+        channels: 96,
+        kernels: 128,
+        compensation: -7,
+        requantise: (500, 12, 1),
+        ..Conv::pointwise(Precision::Int8, Precision::Int8)
+    };
+    let real = Conv { kernels: 96, ..conv.clone() };
+    let mut bed = Bed::new(Options::default());
+    fill(&mut bed, &real, |seed, at| byte(seed, at).to_le_bytes());
+    let stream = conv.program(&bed);
+    let output = bed.run(&[&stream]);
+    assert_eq!(bed.fault(), None);
+    for oc in 0..96 {
+        let real = integer_sum(&conv, 4, 5, oc) as f64 * 500.0 / 4096.0;
+        let expected = (real.round_ties_even() + 1.0).clamp(-128.0, 127.0);
+        assert_eq!(f64::from(output[conv.output_at(4, 5, oc)] as i8), expected, "{oc}");
+    }
+}
+
 /// Every word in turn, and every bit of it: whatever a program says, a job ends and nothing panics.
 #[test]
 fn a_program_with_any_bit_wrong_ends() {

@@ -140,6 +140,41 @@ fn a_fused_operand_is_read_by_alternate_planes() {
     assert_eq!(output[..all], (0..all).map(number).collect::<Vec<_>>());
 }
 
+/// The modes of npu-spec 4.7, on a convolution whose every sum is 32.
+#[test]
+fn a_fused_operand_is_added_compared_and_multiplied() {
+    type Case = (u32, u32, Precision, fn(f32) -> f32);
+    let cases: [Case; 5] = [
+        (0x1082_02c0, 0x4000_0008, Precision::Fp16, |x| 32.0 + x),
+        (0x1080_02c0, 0x4000_0008, Precision::Fp16, |x| x.max(32.0)),
+        (0x1081_02c0, 0x4000_0008, Precision::Fp16, |x| x.min(32.0)),
+        (0x1080_03c4, 0x4000_0008, Precision::Fp16, |x| x * 32.0),
+        (0x10c2_02c0, 0x4000_000c, Precision::Fp32, |x| 32.0 + x),
+    ];
+    for (mode, reader, out, expected) in cases {
+        let conv = Conv::pointwise(Precision::Fp16, out);
+        let mut bed = Bed::new(Options::default());
+        for bo in [&mut bed.features, &mut bed.weights] {
+            write(bo, (0..8 * 8 * 32).map(|_| f16::ONE.to_le_bytes()));
+        }
+        match out {
+            Precision::Fp16 => write(&mut bed.operands, (0..2048).map(|i| number(i).to_le_bytes())),
+            _ => write(&mut bed.operands, (0..2048).map(|i| number(i).to_f32().to_le_bytes())),
+        }
+        let mut stream = conv.program(&bed);
+        fuse(&mut stream, &conv, bed.operands.dma(), mode, reader);
+        let output = bed.run(&[&stream]);
+        assert_eq!(bed.fault(), None);
+        for i in 0..2048 {
+            let expected = expected(number(i).to_f32());
+            match out {
+                Precision::Fp16 => assert_eq!(halves(&output)[i], f16::from_f32(expected), "{mode:#x} at {i}"),
+                _ => assert_eq!(f32::from_bits(integers(&output)[i].cast_unsigned()), expected, "{mode:#x} at {i}"),
+            }
+        }
+    }
+}
+
 #[test]
 fn a_fused_operand_is_read_by_bands_of_rows() {
     let (output, conv) = fused(8, Some(4));
