@@ -174,7 +174,8 @@ fn npud_is_built_without_the_simulator_unless_asked() {
 #[test]
 fn unsafe_code_is_forbidden_where_it_is_not_needed() {
     let mut lacking = Vec::new();
-    for package in workspace().packages.iter().filter(|package| !UNSAFE.contains(&package.name.as_str())) {
+    let workspace = workspace();
+    for package in workspace.packages.iter().filter(|package| !UNSAFE.contains(&package.name.as_str())) {
         for target in package.targets.iter().filter(|target| target.is_lib() || target.is_bin()) {
             let text = std::fs::read_to_string(&target.src_path).expect("a target's source can be read");
             if !text.contains("#![forbid(unsafe_code)]") {
