@@ -113,7 +113,10 @@ pub(super) fn mean(operands: &Operands<'_>, axes: &[usize]) -> Result<Kernel, St
     let multiplier = Multiplier::new(f64::from(from.scale) / f64::from(to.scale))?.divided_by(count)?;
     Ok(Box::new(move |inputs, output| {
         let mut sums = vec![0_i32; outputs];
-        inputs[0].iter().enumerate().for_each(|(index, &byte)| sums[target(index)] += from.decode(byte));
+        for (index, &byte) in inputs[0].iter().enumerate() {
+            let sum = &mut sums[target(index)];
+            *sum = sum.wrapping_add(from.decode(byte));
+        }
         for (byte, sum) in output.iter_mut().zip(sums) {
             *byte = to.byte.encode(multiplier.apply(sum).saturating_add(to.zero_point));
         }

@@ -83,7 +83,8 @@ pub(super) fn softmax(operands: &Operands<'_>, beta: f32) -> Result<Kernel, Stri
     Ok(Box::new(move |inputs, output| {
         for (values, bytes) in inputs[0].chunks_exact(row).zip(output.chunks_exact_mut(row)) {
             let largest = values.iter().map(|&byte| input.byte.decode(byte)).max().unwrap_or_default();
-            let exponential = |&byte: &u8| exponentials[usize::from(largest.abs_diff(input.byte.decode(byte)) as u8)];
+            // CAST: two values of 8 bits are at most 255 apart.
+            let exponential = |&byte: &u8| exponentials[largest.abs_diff(input.byte.decode(byte)) as usize];
             let sum = values.iter().map(exponential).fold(0.0, |sum, term| sum + term);
             let inverse = 1.0 / (sum * to.scale);
             for (byte, value) in bytes.iter_mut().zip(values) {

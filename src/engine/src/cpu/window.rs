@@ -75,9 +75,10 @@ pub(super) fn average_pool(
     activation: Activation,
 ) -> Result<Kernel, String> {
     check_same_scale(operands)?;
-    let mean = |sum: i32, count: i32| (sum + sum.signum() * (count / 2)) / count;
+    // Halves away from zero. Sums of more than 2^23 values wrap, as TFLite's do.
+    let mean = |sum: i32, count: i32| sum.wrapping_add(sum.signum() * (count / 2)) / count;
     let real_mean = |sum: f32, count: f32| sum / count;
-    pool(operands, kernel, window, activation, (0, |a, b| a + b, mean), (0.0, |a, b| a + b, real_mean))
+    pool(operands, kernel, window, activation, (0, i32::wrapping_add, mean), (0.0, |a, b| a + b, real_mean))
 }
 
 pub(super) fn max_pool(
