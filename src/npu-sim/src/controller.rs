@@ -83,6 +83,8 @@ struct Run<'a> {
     order: &'a Order<'a>,
     outcome: Outcome,
     work_left: u64,
+    /// Command words of the task that runs now.
+    command_bytes: u64,
 }
 
 /// Where a stream says that the next task is.
@@ -96,7 +98,7 @@ impl Core {
     /// Runs a job to its end or to the watchdog.
     pub(crate) fn run_job(&mut self, space: &Space, order: &Order<'_>) -> Outcome {
         let outcome = Outcome { time: order.cost.job, ..Outcome::default() };
-        let mut run = Run { space, order, outcome, work_left: order.work_limit };
+        let mut run = Run { space, order, outcome, work_left: order.work_limit, command_bytes: 0 };
         // What an earlier job left may belong to another file.
         self.cbuf = Cbuf::default();
         let result = run.delay().and_then(|()| self.kicks(&mut run));
@@ -149,7 +151,7 @@ impl Core {
 
     fn task(&mut self, run: &mut Run<'_>, base: u32, beats: u32) -> Result<Link> {
         let bytes = run.space.read_vec(Block::Pc, base.into(), u64::from(beats) * ATOM as u64)?;
-        run.outcome.work.bytes_read += bytes.len() as u64;
+        run.command_bytes = bytes.len() as u64;
         let (mut link, mut armed, mut started) = (Link::default(), false, false);
         for word in bytes.chunks_exact(ATOM / WORDS_PER_BEAT as usize) {
             // PANIC: chunks of eight bytes.
@@ -273,9 +275,9 @@ impl Run<'_> {
     }
 
     fn account(&mut self, effect: &Effect) -> Result<()> {
-        let work = &effect.work;
+        let work = Work { bytes_read: effect.work.bytes_read + self.command_bytes, ..effect.work };
         self.work_left = self.work_left.saturating_sub(work.macs);
-        self.outcome.time += self.order.cost.task(work);
+        self.outcome.time += self.order.cost.task(&work);
         self.outcome.work.macs += work.macs;
         self.outcome.work.bytes_read += work.bytes_read;
         self.outcome.work.bytes_written += work.bytes_written;

@@ -12,15 +12,14 @@ use crate::dpu::{Post, Source, extents, poisons};
 use crate::fault::{Fault, Result, proven};
 use crate::mac::{self, Half, Integer, padded_elements};
 use crate::memory::{Space, Writes};
-use crate::quirks::{Quirk, hang};
 use crate::rdma::Extents;
 
 /// Pixels that are computed in one piece.
 const PIECE: usize = 64;
 /// Padding that a field of the CNA can ask for; as much is allowed at the other end.
 const MOST_PAD: usize = 15;
-/// Padded elements that the simulator holds. CBUF has room for 393216 bytes of features.
-const MOST_ELEMENTS: u64 = 1 << 26;
+/// Elements of padded input or of output that the simulator holds. CBUF has room for 393216 bytes of features.
+pub(crate) const MOST_ELEMENTS: u64 = 1 << 26;
 
 /// Computes a task. `readers`: whether DPU_RDMA takes part. `left`: the largest work that is allowed.
 pub(crate) fn run(task: &mut Core, space: &Space, readers: bool, left: u64) -> Result<Effect> {
@@ -31,12 +30,10 @@ pub(crate) fn run(task: &mut Core, space: &Space, readers: bool, left: u64) -> R
     check_window(&fetch, extents)?;
     let out = registers.get::<dpu::DataFormat>()?.out_precision;
     mac::check(registers, &fetch, extents, matches!(out, Precision::Int32 | Precision::Fp32))?;
-    let macs = macs(&fetch, extents)?;
-    for (work, left) in [(macs, left), (padded_elements(&fetch, extents), left.min(MOST_ELEMENTS))] {
-        if work > left {
-            return Err(Fault::TooMuchWork { work, left });
-        }
-    }
+    let macs = macs(&fetch, extents);
+    allow(macs, left)?;
+    allow(padded_elements(&fetch, extents), left.min(MOST_ELEMENTS))?;
+    allow((extents.pixels() * extents.channels) as u64, left.min(MOST_ELEMENTS))?;
     let source = Source::Convolution { precision: fetch.precision, depthwise: fetch.depthwise };
     let post = Post::decode(registers, space, source, readers)?;
     let truncate = registers.get::<core::ClipTruncate>()?.clip_truncate;
@@ -67,12 +64,17 @@ pub(crate) fn run(task: &mut Core, space: &Space, readers: bool, left: u64) -> R
     Ok(Effect { writes, work, hangs: post.writer.hangs.as_ref().map(Fault::from) })
 }
 
+/// Refuses work beyond a limit.
+pub(crate) fn allow(work: u64, left: u64) -> Result<()> {
+    if work <= left { Ok(()) } else { Err(Fault::TooMuchWork { work, left }) }
+}
+
 /// Multiplications, padding included.
-fn macs(fetch: &Fetch, extents: Extents) -> Result<u64> {
-    // PANIC-free: extents have 13 bits, kernels 14, taps 10 and channels 16.
-    let pixels = (extents.pixels() * fetch.taps()) as u64;
+fn macs(fetch: &Fetch, extents: Extents) -> u64 {
+    // Extents have 13 bits each, kernels 14, kernel positions 10 and channels 16: together 66.
     let kernels = if fetch.depthwise { 1 } else { fetch.kernels.max(extents.channels) };
-    pixels.checked_mul((fetch.channels * kernels) as u64).ok_or(hang(Quirk::Q30))
+    let per_pixel = (fetch.taps() * fetch.channels * kernels) as u64;
+    (extents.pixels() as u64).saturating_mul(per_pixel)
 }
 
 /// Windows that start far beyond the input make no sense, and would make padding as large as a program likes.

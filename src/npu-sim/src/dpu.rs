@@ -202,6 +202,7 @@ fn read_operand(
         npu_regs::ElementSize::Bits16 => 2,
         npu_regs::ElementSize::Bits32 => 4,
     };
+    // CAST: the codes are small.
     let reader = registers.get::<rdma::Ecfg>()?.erdma_data_size;
     agree("element sizes of DPU and DPU_RDMA", element, 1u64 << (reader as u64).saturating_sub(1))?;
     let read = match source {

@@ -5,6 +5,7 @@
 use npu_regs::{Precision, dpu};
 
 use crate::controller::{Core, Effect};
+use crate::conv::{MOST_ELEMENTS, allow};
 use crate::cost::Work;
 use crate::dpu::{Post, Source, extents};
 use crate::fault::{Fault, Result, proven, simulated};
@@ -25,10 +26,7 @@ pub(crate) fn run(task: &Core, space: &Space, left: u64) -> Result<Effect> {
         Precision::Int32 => 4,
         _ => return Err(Fault::Unimplemented("a flying operation of this precision")),
     };
-    let work = (extents.pixels() * extents.channels) as u64;
-    if work > left {
-        return Err(Fault::TooMuchWork { work, left });
-    }
+    allow((extents.pixels() * extents.channels) as u64, left.min(MOST_ELEMENTS))?;
     simulated(extents.channels * element == ATOM, "flying operations of more than one plane")?;
     let format = registers.get::<dpu::DataFormat>()?;
     proven(format.in_precision == format.out_precision, "a flying operation that converts")?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// One way in which a job goes wrong. Tasks count from 0 inside the job.
+/// One way in which a job goes wrong. Tasks count from 0 inside the job; a task that it does not have is not spoiled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Lever {

@@ -19,6 +19,9 @@
 
 #![forbid(unsafe_code)]
 
+// CAST: casts without a label go from 32 bits to `usize`, or from `usize` to 64 bits, and this makes them lossless.
+const _: () = assert!(usize::BITS == u64::BITS);
+
 mod cbuf;
 mod cna;
 mod controller;

@@ -108,6 +108,7 @@ impl Stages {
         let format = registers.get::<dpu::DataFormat>()?;
         let floats = is_float(format.proc_precision);
         let config = registers.get::<dpu::BsOwCfg>()?;
+        // CAST: the field has 16 bits.
         let constant = vec![registers.get::<dpu::BsOwOp>()?.ow_op as i16; channels];
         // Floating-point datapaths ignore it. SOURCE: npu-spec 5.4.
         let compensated = !config.od_bypass && !floats && source != Source::Flying;
@@ -375,6 +376,7 @@ impl Output {
     /// SOURCE: npu-spec 5.8. QUIRK(Q23): the scale is signed.
     fn integer(&self, value: i64) -> u32 {
         if self.precision == Precision::Fp32 {
+            // CAST: the rounding that the hardware does.
             return (value as f32).to_bits();
         }
         let product = value * self.scale;
@@ -391,6 +393,7 @@ impl Output {
     /// SOURCE: npu-spec 5.7.
     fn float(&self, value: f32) -> u32 {
         let value = match self.decode {
+            // CAST: rounded as the value is.
             Some(exponent) => (value + self.offset as f32) * self.scale as f32 * 2f32.powi(-exponent),
             None => value,
         };

@@ -30,6 +30,8 @@ const KEPT_FAULTS: usize = 1000;
 pub struct Options {
     /// DRM driver version: (0, 0, 0) is stock mainline; extensions come with 1.1, 1.3 and 1.5, see [`DriverInfo`].
     pub version: (i32, i32, i32),
+    /// Whether the module parameter switches batched submit off.
+    pub batch_switched_off: bool,
     /// Cores. An RK3588 has three.
     pub cores: usize,
     /// Whether PREP answers `ECANCELED` for a job that the watchdog killed. Mainline answers success.
@@ -46,6 +48,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             version: (0, 0, 0),
+            batch_switched_off: false,
             cores: 3,
             reports_failed_jobs: false,
             reports_dropped_jobs: false,
@@ -114,7 +117,8 @@ impl Simulator {
     /// An NPU after power-on.
     pub fn new(options: Options) -> Self {
         let cores = options.cores.max(1);
-        let info = DriverInfo { name: "rocket".into(), version: options.version, batch_switched_off: false };
+        let batch_switched_off = options.batch_switched_off;
+        let info = DriverInfo { name: "rocket".into(), version: options.version, batch_switched_off };
         Self {
             shared: Arc::new(Shared {
                 info,

@@ -51,7 +51,7 @@ impl Spread {
         for value in values.filter(|value| **value != 0.0) {
             spread.finite &= value.is_finite();
             // A half-precision number times 2^24 is an integer below 2^40.
-            // CAST: exact, or not finite and of no interest.
+            // CAST: exact, or not finite and of no interest; bit positions are small.
             let integer = (value.abs() * (1u64 << 24) as f64) as u64;
             spread.low = spread.low.min(integer.trailing_zeros() as i32 - 24);
             spread.high = spread.high.max(integer.checked_ilog2().unwrap_or(0) as i32 - 23);
@@ -68,7 +68,7 @@ impl Spread {
 impl Half {
     /// Prepares a task from bytes as [`Fetch`] reads them.
     pub(crate) fn new(fetch: &Fetch, extents: Extents, features: &[u8], weights: &[u8], group: usize) -> Self {
-        // The low half of the constant is the number; known programs write 0.
+        // CAST: the low half of the constant is the number; known programs write 0.
         let pad = f16::from_bits((fetch.pad_value & 0xffff) as u16).to_f64();
         let doubles = |bytes: &[u8]| halves(bytes).into_iter().map(f16::to_f64).collect::<Vec<_>>();
         let features = Padded::new(&doubles(features), fetch, extents, &vec![pad; fetch.channels]);
@@ -173,7 +173,7 @@ fn slow(features: &[f64], weights: &[f64]) -> [f32; KERNELS] {
     std::array::from_fn(|kernel| {
         let products = features.iter().zip(weights.as_chunks::<KERNELS>().0).map(|(x, w)| x * w[kernel]);
         if products.clone().any(|product| !product.is_finite()) {
-            // Infinities and NaN do not care for rounding.
+            // CAST: infinities and NaN do not care for rounding.
             return products.sum::<f64>() as f32;
         }
         // CAST: an integer below 2^80; then the one rounding.
