@@ -467,3 +467,172 @@ pub struct LayerReport {
     /// Output channels that are constant and were computed by the planner.
     pub dead_channels: usize,
 }
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{ExpectFile, expect_file};
+
+    use super::*;
+    use crate::ops::Padding;
+
+    const QUANT: Quant = Quant { scale: 0.5, zero_point: 3 };
+
+    fn window(kernel: usize, stride: usize, pad: usize) -> Window {
+        let padding = Padding { top: pad, bottom: pad, left: pad, right: pad };
+        Window { kernel: [kernel; 2], stride: [stride; 2], dilation: [1; 2], padding }
+    }
+
+    fn filter<'a>(data: &'a [u8], scales: &'a [f32]) -> Filter<'a> {
+        Filter { data, scales, zero_points: &[] }
+    }
+
+    fn conv<'a>(filter: Filter<'a>, window: Window, channels: usize) -> Conv2d<'a> {
+        let (bias, output, activation) = (Bias::None, QUANT, Activation::None);
+        Conv2d { window, channels, filter, bias, output, activation }
+    }
+
+    fn depthwise(filter: Filter<'_>, window: Window) -> Depthwise<'_> {
+        let (bias, output, activation) = (Bias::None, QUANT, Activation::Relu);
+        Depthwise { window, multiplier: 1, filter, bias, output, activation }
+    }
+
+    fn input(builder: &mut NetworkBuilder, shape: [usize; 3]) -> TensorRef {
+        builder.input(shape, ElementType::I8, QUANT).unwrap()
+    }
+
+    /// Compares the programs of a network of one operation with the golden text.
+    fn check(
+        golden: ExpectFile,
+        shape: [usize; 3],
+        describe: impl Fn(&mut NetworkBuilder, TensorRef) -> Result<TensorRef, Unsupported>,
+    ) {
+        let mut builder = NetworkBuilder::new(&Chip::RK3588);
+        let tensor = input(&mut builder, shape);
+        let output = describe(&mut builder, tensor).unwrap();
+        builder.output(output);
+        golden.assert_eq(&builder.build().unwrap().listing());
+    }
+
+    #[test]
+    fn a_direct_convolution_of_few_channels_reads_one_plane() {
+        check(expect_file!["../golden/conv.txt"], [8, 10, 3], |builder, tensor| {
+            builder.conv2d(tensor, &conv(filter(&[5; 9 * 3 * 24], &[0.01]), window(3, 2, 1), 24))
+        });
+    }
+
+    #[test]
+    fn a_depthwise_convolution_is_padded_to_whole_groups() {
+        check(expect_file!["../golden/depthwise.txt"], [3, 3, 40], |builder, tensor| {
+            builder.depthwise(tensor, &depthwise(filter(&[7; 9 * 40], &[0.01]), window(3, 1, 1)))
+        });
+    }
+
+    #[test]
+    fn a_sum_is_an_identity_convolution_with_an_addend() {
+        check(expect_file!["../golden/add.txt"], [4, 5, 32], |builder, tensor| {
+            let other =
+                builder.requantize(tensor, ElementType::I8, Quant { scale: 0.7, zero_point: -9 }, Activation::None)?;
+            builder.add(tensor, other, &Add { output: QUANT, activation: Activation::None })
+        });
+    }
+
+    #[test]
+    fn every_program_has_126_words_and_its_link_at_122() {
+        let mut builder = NetworkBuilder::new(&Chip::RK3588);
+        let tensor = input(&mut builder, [90, 90, 64]);
+        let tensor = builder.conv2d(tensor, &conv(filter(&[1; 25 * 64 * 8], &[0.01]), window(5, 1, 2), 8)).unwrap();
+        let tensor = builder.depthwise(tensor, &depthwise(filter(&[1; 9 * 8], &[0.01]), window(3, 1, 1))).unwrap();
+        builder.output(tensor);
+        let network = builder.build().unwrap();
+        assert!(network.report().tasks > 2, "the first layer has bands");
+        for planned in &network.plan.tasks {
+            let program = planned.task.program(&Bases::default()).unwrap();
+            assert_eq!(program.words().len(), WORDS as usize);
+            assert_eq!(program.words()[122], npu_regs::Word::NOP);
+            assert_eq!(program.words()[124], npu_regs::Word::MARKER);
+        }
+    }
+
+    fn refused(describe: impl Fn(&mut NetworkBuilder) -> Result<TensorRef, Unsupported>) -> String {
+        describe(&mut NetworkBuilder::new(&Chip::RK3588)).unwrap_err().what
+    }
+
+    #[test]
+    fn what_exceeds_a_field_is_refused_by_its_name() {
+        let convolve = |shape: [usize; 3], window: Window| {
+            refused(move |builder| {
+                let tensor = builder.input(shape, ElementType::I8, QUANT)?;
+                let data = vec![1; window.kernel[0] * window.kernel[1] * shape[2]];
+                builder.conv2d(tensor, &conv(filter(&data, &[0.01]), window, 1))
+            })
+        };
+        assert_eq!(convolve([8, 2048, 3], window(1, 1, 0)), "width 2048 exceeds 2047");
+        assert_eq!(convolve([40, 40, 3], window(32, 1, 0)), "vertical kernel extent 32 exceeds 31");
+        assert_eq!(convolve([40, 40, 3], window(3, 8, 0)), "vertical stride 8 exceeds 7");
+        assert_eq!(convolve([40, 40, 3], window(17, 1, 16)), "vertical padding 16 exceeds 15");
+        assert_eq!(convolve([2, 2, 3], window(3, 1, 0)), "a window of 3 does not fit 2 padded pixels");
+        assert_eq!(convolve([9, 9, 600], window(9, 1, 0)), "a kernel's byte count 51840 exceeds 32768");
+        assert_eq!(
+            convolve([9, 9, 600], window(7, 1, 0)),
+            "1003520 bytes of weights leave no CBUF bank of 12 for features"
+        );
+        let dilated = Window { dilation: [33, 1], ..window(2, 1, 0) };
+        assert_eq!(convolve([40, 40, 3], dilated), "vertical dilation 33 exceeds 32");
+    }
+
+    #[test]
+    fn lists_of_the_wrong_length_are_refused() {
+        let convolve = |bytes: usize, scales: &[f32], zero_points: &[i32], bias: &[i32]| {
+            refused(|builder| {
+                let tensor = builder.input([4, 4, 2], ElementType::I8, QUANT)?;
+                let filter = Filter { data: &vec![1; bytes], scales, zero_points };
+                let bias = Bias::I32(bias);
+                builder.conv2d(tensor, &Conv2d { bias, ..conv(filter, window(1, 1, 0), 3) })
+            })
+        };
+        assert_eq!(convolve(5, &[0.1], &[], &[0; 3]), "the filter has 5 bytes, its shape 6");
+        assert_eq!(convolve(6, &[0.1; 2], &[], &[0; 3]), "2 filter scales for 3 channels");
+        assert_eq!(convolve(6, &[0.1], &[0; 3], &[0; 3]), "3 filter zero points for 1 scales");
+        assert_eq!(convolve(6, &[0.1], &[], &[0; 2]), "2 biases for 3 channels");
+        assert_eq!(convolve(6, &[0.1], &[200], &[0; 3]), "filter zero point 200 is outside the element type");
+        assert_eq!(convolve(6, &[f32::NAN], &[], &[0; 3]), "the scale of channel 0 is not a positive number");
+    }
+
+    #[test]
+    fn what_the_hardware_has_no_mode_for_is_refused() {
+        let multiplied = refused(|builder| {
+            let tensor = input(builder, [4, 4, 2]);
+            let conv = depthwise(filter(&[1; 4], &[0.01]), window(1, 1, 0));
+            builder.depthwise(tensor, &Depthwise { multiplier: 2, ..conv })
+        });
+        assert_eq!(multiplied, "a channel multiplier of 2 is not a mode of the hardware");
+        let limited = refused(|builder| {
+            let tensor = input(builder, [4, 4, 2]);
+            builder.requantize(tensor, ElementType::I8, Quant { scale: 0.1, zero_point: 3 }, Activation::ReluN1To1)
+        });
+        assert_eq!(limited, "the lower limit -7 of the activation is not the zero point 3");
+        let broadcast = refused(|builder| {
+            let (a, b) = (input(builder, [4, 4, 2]), input(builder, [1, 1, 2]));
+            builder.add(a, b, &Add { output: QUANT, activation: Activation::None })
+        });
+        assert_eq!(broadcast, "the sum of I8[4, 4, 2] and I8[1, 1, 2]");
+    }
+
+    #[test]
+    fn a_network_without_layers_or_outputs_is_refused() {
+        let mut builder = NetworkBuilder::new(&Chip::RK3588);
+        let tensor = input(&mut builder, [4, 4, 2]);
+        assert!(matches!(builder.clone().build(), Err(Error::Empty("layers"))));
+        builder.requantize(tensor, ElementType::I8, QUANT, Activation::None).unwrap();
+        assert!(matches!(builder.build(), Err(Error::Empty("outputs"))));
+    }
+
+    #[test]
+    fn a_depthwise_convolution_of_one_channel_may_have_a_multiplier() {
+        let mut builder = NetworkBuilder::new(&Chip::RK3588);
+        let tensor = input(&mut builder, [4, 4, 1]);
+        let conv = depthwise(filter(&[1; 9 * 5], &[0.01]), window(3, 1, 1));
+        let output = builder.depthwise(tensor, &Depthwise { multiplier: 5, ..conv }).unwrap();
+        assert_eq!(builder.tensor(output).0, [4, 4, 5]);
+    }
+}

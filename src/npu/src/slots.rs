@@ -228,7 +228,8 @@ mod tests {
     fn channels_that_agree_keep_their_order() {
         let slots = arrange(40, 32, &[demand(vec![0.5; 40])]);
         assert_eq!(slots, Slots::identity(40, 32));
-        assert_eq!(cut(&slots, 32, &demand(vec![0.5; 40])), [0..64]);
+        let runs = cut(&slots, 32, &demand(vec![0.5; 40]));
+        assert!(runs.len() == 1 && runs[0] == (0..64), "{runs:?}");
     }
 
     #[test]
