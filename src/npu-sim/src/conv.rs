@@ -18,7 +18,7 @@ use crate::rdma::Extents;
 const PIECE: usize = 64;
 /// Padding that a field of the CNA can ask for; as much is allowed at the other end.
 const MOST_PAD: usize = 15;
-/// Elements of padded input or of output that the simulator holds. CBUF has room for 393216 bytes of features.
+/// Elements of padded input, weights or output that the simulator holds. CBUF has room for 393216 bytes.
 pub(crate) const MOST_ELEMENTS: u64 = 1 << 26;
 
 /// Computes a task. `readers`: whether DPU_RDMA takes part. `left`: the largest work that is allowed.
@@ -32,8 +32,11 @@ pub(crate) fn run(task: &mut Core, space: &Space, readers: bool, left: u64) -> R
     mac::check(registers, &fetch, extents, matches!(out, Precision::Int32 | Precision::Fp32))?;
     let macs = macs(&fetch, extents);
     allow(macs, left)?;
-    allow(padded_elements(&fetch, extents), left.min(MOST_ELEMENTS))?;
-    allow((extents.pixels() * extents.channels) as u64, left.min(MOST_ELEMENTS))?;
+    let weights = (fetch.taps() * fetch.channels * fetch.kernels) as u64;
+    let outputs = (extents.pixels() * extents.channels) as u64;
+    for elements in [padded_elements(&fetch, extents), weights, outputs] {
+        allow(elements, left.min(MOST_ELEMENTS))?;
+    }
     let source = Source::Convolution { precision: fetch.precision, depthwise: fetch.depthwise };
     let post = Post::decode(registers, space, source, readers)?;
     let truncate = registers.get::<core::ClipTruncate>()?.clip_truncate;

@@ -3,4 +3,5 @@
 mod convolution;
 mod elementwise;
 mod errata;
+mod faults;
 mod kernel;
