@@ -35,7 +35,8 @@ pub(crate) fn run(counts: &mut Counts) -> Result<()> {
     };
     for target in &targets {
         let mut command = Command::new(&tool);
-        command.current_dir(step::workspace().join("fuzz"));
+        // A folder of its own: a shared one might hold another clone's build.
+        command.current_dir(step::workspace().join("fuzz")).env_remove("CARGO_TARGET_DIR");
         command.args(["fuzz", "run", "--sanitizer", "none", target, "--"]);
         command.arg(format!("-max_total_time={SECONDS}")).args(["-timeout=20", "-print_final_stats=1", "-verbosity=0"]);
         step::run(&format!("fuzz {target}"), command, LIMIT, counts)?;
