@@ -117,6 +117,7 @@ impl Fetch {
         proven(self.channels > 0 && self.channels.is_multiple_of(multiple), "input channels that are no whole groups")?;
         proven(self.width > 0 && self.height > 0, "an empty input")?;
         proven(kernels > 0, "a convolution without kernels")?;
+        self.check_unused(registers)?;
         let decompression = registers.get::<cna::DcompCtrl>()?;
         simulated(decompression.decomp_control == 0, "weight decompression")?;
         if self.depthwise {
@@ -130,6 +131,17 @@ impl Fetch {
         }
         proven(self.banks.data_bank + self.banks.weight_bank <= BANKS, "more CBUF banks than there are")?;
         fits("features", self.feature_bytes(), self.banks.data_bank)
+    }
+
+    fn check_unused(&self, registers: &RegisterFile) -> Result<()> {
+        registers.unused::<cna::FcCon1>()?;
+        registers.unused::<cna::FcCon2>()?;
+        let buffering = registers.get::<cna::ConvCon2>()?;
+        proven(cna::ConvCon2 { feature_grains: 0, ..buffering } == Default::default(), "a mode in CNA_CONV_CON2")?;
+        proven(registers.get::<cna::DataSize3>()?.surf_mode == 0, "SURF_MODE")?;
+        let step = registers.get::<cna::ConvCon3>()?;
+        proven(step.deconv_y_stride == 0 && step.deconv_x_stride == 0, "a transposed stride without transposition")?;
+        if self.converter.is_none() { registers.unused::<cna::CvtCon5>() } else { Ok(()) }
     }
 
     /// Bytes of an element.

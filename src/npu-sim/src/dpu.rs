@@ -120,7 +120,11 @@ fn check_mode(registers: &RegisterFile, source: Source) -> Result<()> {
     agree("depthwise modes of CNA and DPU", depthwise, mode.conv_mode == ConvMode::Depthwise)?;
     simulated(!mode.tp_en && mode.rgp_type == 0 && !mode.nonalign && mode.surf_len == 0, "this DPU feature mode")?;
     proven(mode.output_mode == 2, "an output that does not go to memory")?;
-    proven(!mode.comb_use, "COMB_USE in the DPU")
+    proven(!mode.comb_use, "COMB_USE in the DPU")?;
+    registers.unused::<dpu::OffsetPend>()?;
+    registers.unused::<dpu::Unnamed40C4>()?;
+    let format = registers.get::<dpu::DataFormat>()?;
+    proven(!format.mc_surf_out && format.ew_truncate_neg == 0, "a mode in DPU_DATA_FORMAT")
 }
 
 /// Extents of the output, which DPU and writer agree on.
@@ -173,6 +177,8 @@ impl Needs {
         if !readers {
             return if self.per_channel || self.element { Err(hang(Quirk::Q4)) } else { Ok(()) };
         }
+        registers.unused::<rdma::SrcDmaCfg>()?;
+        registers.unused::<rdma::PadCfg>()?;
         let mode = registers.get::<rdma::FeatureModeCfg>()?;
         agree("flying modes of DPU and DPU_RDMA", mode.flying_mode, source == Source::Flying)?;
         let element_reader = !registers.get::<rdma::Ecfg>()?.erdma_disable;

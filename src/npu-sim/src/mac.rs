@@ -24,6 +24,7 @@ pub(crate) fn check(registers: &RegisterFile, fetch: &Fetch, extents: Extents, w
     agree("depthwise modes of CNA and CORE", fetch.depthwise, config.dw_en)?;
     let raw_integers = fetch.precision == Precision::Int8 && wide;
     proven(config.qd_en != raw_integers, "this QD_EN")?;
+    registers.unused::<core::Unnamed3030>()?;
     let size = registers.get::<core::DataoutSize0>()?;
     agree("widths of CORE and DPU", size.dataout_width, extents.width as u64 - 1)?;
     agree("heights of CORE and DPU", size.dataout_height, extents.height as u64 - 1)?;

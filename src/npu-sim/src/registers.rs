@@ -5,7 +5,7 @@
 
 use npu_regs::{Block, BlockMask, Register, RegisterInfo};
 
-use crate::fault::Result;
+use crate::fault::{Result, proven};
 
 /// Blocks whose registers streams write, at 4 KiB windows from 0.
 const BLOCKS: usize = 8;
@@ -41,6 +41,11 @@ impl RegisterFile {
     /// The register in the group that was written last.
     pub(crate) fn get<R: Register>(&self) -> Result<R> {
         Ok(R::decode(self.values[self.index(R::INFO)])?)
+    }
+
+    /// Refuses anything but 0 in a register that no known stream uses.
+    pub(crate) fn unused<R: Register>(&self) -> Result<()> {
+        proven(self.get::<R>()? == R::default(), R::INFO.name)
     }
 
     /// Moves the blocks of `mask` to their other group.

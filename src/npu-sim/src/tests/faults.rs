@@ -69,6 +69,13 @@ fn registers_that_disagree_are_refused() {
 }
 
 #[test]
+fn modes_that_nobody_uses_are_refused() {
+    check(|stream| set(stream, cna::FcCon1::INFO, 1), expect!["unproven on hardware: CNA_FC_CON1"]);
+    check(|stream| set(stream, dpu::OffsetPend::INFO, 1), expect!["unproven on hardware: DPU_OFFSET_PEND"]);
+    check(|stream| set(stream, cna::CvtCon5::INFO, 1), expect!["unproven on hardware: CNA_CVT_CON5"]);
+}
+
+#[test]
 fn what_does_not_fit_the_buffer_is_refused() {
     let banks = cna::CbufCon0 { weight_bank: 12, ..Default::default() };
     let value = banks.encode().unwrap();
