@@ -87,8 +87,8 @@ impl Classes {
             if layer.kind == Kind::Depthwise {
                 classes.join(layer.input, layer.output);
             }
+            // The other operand goes through a convolution, which can permute.
             if let Some(addend) = layer.addend {
-                classes.join(layer.input, layer.output);
                 classes.join(addend, layer.output);
             }
         }

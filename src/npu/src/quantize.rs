@@ -6,6 +6,12 @@
 //! ```
 //!
 //! A real multiplier m becomes C × scale / 2^(bs_shift + shift). SOURCE: npu-spec 5.5, 5.8 [HW].
+//!
+//! TFLite rounds twice: m = fraction × 2^-octave with a fraction between a half and one, first the sum times the
+//! fraction, then the shift by the octave. The two stages of the hardware are the same two roundings where v counts in
+//! steps of 2^-octave: C is the fraction with 15 bits, and scale / 2^shift is 2^-octave. So channels of one octave are
+//! computed as TFLite does but for the 16th bit of the fraction, and channels should share a task with their like. A
+//! rounding that differs in one element of a thousand is seen after eighty layers.
 
 use crate::error::Unsupported;
 
@@ -16,12 +22,14 @@ const MAX_FACTOR: i32 = 0x7fff;
 const MIN_FACTOR: f64 = 2048.0;
 /// Results of 8 bits.
 const RESULTS: f64 = 256.0;
-/// Bits of an intermediate below one result step that are worth keeping.
-const FRACTION_BITS: u32 = 14;
-/// Most bits of an intermediate below one result step with which 32 bits hold every result.
-const STEP_BITS: u32 = 21;
-/// Output scales that are tried for the closest agreement with all channels of a task.
-const CANDIDATES: usize = 1 << 14;
+/// Bits of a channel multiplier that is a whole fraction.
+const FACTOR_BITS: i32 = 15;
+/// The output scale that only shifts, as a power of two.
+const SCALE_BITS: i32 = 14;
+/// Finest step of an intermediate, as an octave, with which 32 bits hold every result.
+const MAX_OCTAVE: i32 = 22;
+/// Octaves above that of the largest multiplier that are tried for the step of the intermediate.
+const OCTAVES_TRIED: i32 = 6;
 
 /// Limits of the signed 8-bit output, inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +69,11 @@ impl Channel {
     pub fn constant(&self, offset: i32, limits: Limits) -> Option<i32> {
         let low = self.result(self.low, offset, limits);
         (low == self.result(self.high, offset, limits)).then_some(low)
+    }
+
+    /// The octave of the multiplier: multiplier = fraction × 2^-octave, the fraction from a half to below one.
+    pub fn octave(&self) -> i32 {
+        octave(self.multiplier)
     }
 
     /// The largest multiplier in its task that leaves this channel enough resolution: a result moves by at most a
@@ -154,21 +167,57 @@ pub struct Plan {
 /// # Errors
 /// A multiplier that is not positive and finite, or outside what the shifts reach.
 pub fn plan(channels: &[Channel], offset: i32) -> Result<Plan, Unsupported> {
-    // A task of constant channels may have any multiplier that leaves their results within reach.
-    let largest = channels.iter().map(|channel| channel.multiplier).fold(0.0, f64::max);
-    let largest = if channels.is_empty() { exp2_neg(8) } else { largest };
-    if !largest.is_normal() || channels.iter().any(|channel| !channel.multiplier.is_normal()) {
+    if channels.iter().any(|channel| !channel.multiplier.is_normal() || channel.multiplier < 0.0) {
         return Err(Unsupported::new("a scale is zero, not finite or too small"));
     }
-    let total = total_shift(largest)?;
-    let scale = closest_scale(channels, largest, total);
-    let factors: Vec<i16> = channels.iter().map(|channel| factor(channel.multiplier, total, scale)).collect();
-    let bs_shift = intermediate_shift(channels, &factors, total);
-    let requant = Requant { bs_shift, scale, shift: total - bs_shift, offset };
-    if requant.shift > 63 {
-        return Err(Unsupported::new(format!("an output shift of {} exceeds OUT_CVT_SHIFT", requant.shift)));
+    // A task of constant channels may have any step that leaves their results within reach.
+    let first = channels.iter().map(Channel::octave).min().unwrap_or(FACTOR_BITS).min(MAX_OCTAVE);
+    let last = (first + OCTAVES_TRIED).min(MAX_OCTAVE);
+    let steps = (first..=last).map(|octave| Step { octave, factor_bits: FACTOR_BITS - (octave - first) });
+    let step = steps.min_by(|a, b| a.mismatch(channels).total_cmp(&b.mismatch(channels))).expect("one octave is tried");
+    let shift = u32::try_from(step.octave + SCALE_BITS).map_err(|_| {
+        let largest = channels.iter().map(|channel| channel.multiplier).fold(0.0, f64::max);
+        Unsupported::new(format!("a multiplier of {largest:e} exceeds the output shifts"))
+    })?;
+    // CAST: between 9 and 15.
+    let bs_shift = step.factor_bits as u32;
+    let requant = Requant { bs_shift, scale: 1 << SCALE_BITS, shift, offset };
+    Ok(Plan { requant, factors: channels.iter().map(|channel| step.factor(channel)).collect() })
+}
+
+/// A step of the intermediate value, 2^-octave of a result, and the bits of the multipliers that lead there.
+#[derive(Clone, Copy)]
+struct Step {
+    octave: i32,
+    factor_bits: i32,
+}
+
+impl Step {
+    fn exact(self, channel: &Channel) -> f64 {
+        channel.multiplier * f64::from(self.octave + self.factor_bits).exp2()
     }
-    Ok(Plan { requant, factors })
+
+    fn factor(self, channel: &Channel) -> i16 {
+        // CAST: at most 15 bits.
+        self.exact(channel).round().min(f64::from(MAX_FACTOR)) as i16
+    }
+
+    /// How often results are expected to differ from TFLite's: by the bits that multipliers lack, at the results that
+    /// channels reach on average, and by the first rounding where it has another step than TFLite's.
+    fn mismatch(self, channels: &[Channel]) -> f64 {
+        let expected = |channel: &Channel| {
+            let exact = self.exact(channel);
+            let bits = (f64::from(self.factor(channel)) / exact - 1.0).abs() * channel.span() / 4.0;
+            let half_step = |octave: i32| f64::from(-octave - 1).exp2();
+            bits + (half_step(channel.octave()) - half_step(self.octave)).abs()
+        };
+        channels.iter().map(expected).sum()
+    }
+}
+
+fn octave(multiplier: f64) -> i32 {
+    // CAST: exponents of normal numbers.
+    -(multiplier.log2().floor() as i32) - 1
 }
 
 /// The sum of both shifts with which the largest multiplier is a full channel multiplier times a full scale.
@@ -179,53 +228,6 @@ fn total_shift(largest: f64) -> Result<u32, Unsupported> {
     }
     // CAST: in range.
     Ok(shift as u32)
-}
-
-/// The scale with which the worst channel is closest to its multiplier.
-fn closest_scale(channels: &[Channel], largest: f64, total: u32) -> i32 {
-    let unit = exp2(total);
-    // CAST: between 2^14 and 2^15.
-    let first = (largest * unit / f64::from(MAX_FACTOR)).ceil() as i32;
-    // Larger scales cost channel bits, so only those that cost less than a quarter bit are tried.
-    let last = (first + first / 6).min(MAX_FACTOR);
-    let distinct = distinct(channels);
-    // CAST: at most 2^14 candidates.
-    let step = ((last - first) as usize * distinct.len() / CANDIDATES).max(1);
-    let worst = |scale: i32| {
-        let error = |&(multiplier, span): &(f64, f64)| {
-            let exact = multiplier * unit / f64::from(scale);
-            (exact.round() / exact - 1.0).abs() * span
-        };
-        distinct.iter().map(error).fold(0.0, f64::max)
-    };
-    (first..=last).step_by(step).min_by(|&a, &b| worst(a).total_cmp(&worst(b))).unwrap_or(first)
-}
-
-/// Each multiplier once, with the largest span of results that it has.
-fn distinct(channels: &[Channel]) -> Vec<(f64, f64)> {
-    let mut list: Vec<_> = channels.iter().map(|channel| (channel.multiplier, channel.span())).collect();
-    list.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.total_cmp(&a.1)));
-    list.dedup_by_key(|(multiplier, _)| *multiplier);
-    list
-}
-
-fn factor(multiplier: f64, total: u32, scale: i32) -> i16 {
-    // CAST: the scale was chosen so that the largest multiplier fits.
-    (multiplier * exp2(total) / f64::from(scale)).round().min(f64::from(MAX_FACTOR)) as i16
-}
-
-/// The shift that keeps every intermediate value in 32 bits, or less where too few bits would be left below a result
-/// step: a value that saturates then is far outside the results.
-fn intermediate_shift(channels: &[Channel], factors: &[i16], total: u32) -> u32 {
-    let fits = |shift: u32| {
-        let end = |sum: i64, factor: i16| half_even(i128::from(sum) * i128::from(factor), shift);
-        channels.iter().zip(factors).all(|(channel, &factor)| {
-            end(channel.high, factor) <= i128::from(i32::MAX) && end(channel.low, factor) >= i128::from(i32::MIN)
-        })
-    };
-    let shift = (0..total).find(|&shift| fits(shift)).unwrap_or(total);
-    // Every result must be within reach of 32 bits, for the constant channels of the task.
-    shift.max(total.saturating_sub(15 + STEP_BITS)).min(total.saturating_sub(15 + FRACTION_BITS))
 }
 
 /// Two multipliers that share an output scale: `factor / 2^shift` each.
@@ -279,10 +281,6 @@ fn exp2(power: u32) -> f64 {
     f64::from(power).exp2()
 }
 
-fn exp2_neg(power: u32) -> f64 {
-    (-f64::from(power)).exp2()
-}
-
 /// `value / 2^shift`, rounded half to even.
 fn half_even(value: i128, shift: u32) -> i128 {
     if shift == 0 {
@@ -321,9 +319,9 @@ mod tests {
 
     proptest! {
         /// The bound behind the planning rule: with channels that tolerate each other, a result never differs from the
-        /// exact one by more than a rounding.
+        /// exact one by more than two roundings and a sixteenth.
         #[test]
-        fn results_are_within_a_sixteenth_of_a_step_of_exact(
+        fn results_are_within_two_roundings_and_a_sixteenth_of_exact(
             channels in prop::collection::vec(channel(), 1..6), at in 0.0..1.0f64, offset in -128..128
         ) {
             let largest = channels.iter().map(|channel| channel.multiplier).fold(0.0, f64::max);
@@ -333,8 +331,25 @@ mod tests {
                 let sum = channel.low + ((channel.high - channel.low) as f64 * at) as i64;
                 let exact = (sum as f64 * channel.multiplier + f64::from(offset)).clamp(-128.0, 127.0);
                 let result = f64::from(plan.requant.apply(sum, factor));
-                prop_assert!((result - exact).abs() <= 0.5 + 1.2 / 16.0, "{result} for {exact}: {plan:?}");
+                let first = 0.5 / exp2(plan.requant.shift - 14);
+                prop_assert!((result - exact).abs() <= 0.5 + first + 1.2 / 16.0, "{result} for {exact}: {plan:?}");
             }
+        }
+
+        /// Channels of one octave round where TFLite rounds, so results differ only by the bits beyond the fifteenth.
+        #[test]
+        fn channels_of_one_octave_round_as_tflite_does(fraction in 0.5..1.0f64, octave in 0..18i32, at in -1.0..1.0f64) {
+            let multiplier = fraction * f64::from(-octave).exp2();
+            let reach = (128.0 / multiplier) as i64;
+            let channel = Channel { multiplier, low: -reach, high: reach };
+            let plan = plan(&[channel], 0).unwrap();
+            // Where 15 bits hold the fraction, nothing is left to differ.
+            let fraction = f64::from(plan.factors[0]) / 32768.0;
+            let sum = (reach as f64 * at) as i64;
+            let tie = (sum as f64 * fraction).fract().abs() == 0.5;
+            prop_assume!(!tie);
+            let twice = ((sum as f64 * fraction).round() * f64::from(-octave).exp2()).round().clamp(-128.0, 127.0);
+            prop_assert_eq!(f64::from(plan.requant.apply(sum, plan.factors[0])), twice);
         }
 
         #[test]
@@ -364,7 +379,7 @@ mod tests {
                 f64::from(plan.second) / exp2(plan.second_shift) * unit,
             ];
             for (reached, multiplier) in reached.into_iter().zip(multipliers) {
-                prop_assert!((reached / multiplier - 1.0).abs() < exp2_neg(17), "{plan:?}");
+                prop_assert!((reached / multiplier - 1.0).abs() < exp2(17).recip(), "{plan:?}");
             }
         }
 
@@ -378,11 +393,11 @@ mod tests {
 
     #[test]
     fn a_power_of_two_is_met_exactly() {
-        let channel = Channel { multiplier: exp2_neg(7), low: -1 << 20, high: 1 << 20 };
+        let channel = Channel { multiplier: exp2(7).recip(), low: -1 << 20, high: 1 << 20 };
         let plan = plan(&[channel], 0).unwrap();
         let reached = f64::from(plan.factors[0]) * f64::from(plan.requant.scale)
             / exp2(plan.requant.bs_shift + plan.requant.shift);
-        assert!((reached * exp2(7) - 1.0).abs() < exp2_neg(25), "{plan:?}");
+        assert!((reached * exp2(7) - 1.0).abs() < exp2(25).recip(), "{plan:?}");
     }
 
     #[test]
