@@ -245,6 +245,17 @@ impl Engine {
         admitted
     }
 
+    /// The bytes of a model's inputs as a request with `input` gives them to it. For tools that hold the engine against
+    /// another one.
+    ///
+    /// # Errors
+    /// [`Error::UnknownModel`], [`Error::InvalidTensor`].
+    pub fn prepare(&self, model: &str, input: &Input) -> Result<Vec<bytes::Bytes>> {
+        let model = self.inner.shared.find(model).ok_or_else(|| Error::UnknownModel(model.into()))?;
+        model.check(input)?;
+        model.prepare(input)
+    }
+
     /// What happens from now on.
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.inner.shared.events.subscribe()
