@@ -65,9 +65,7 @@ impl Integer {
             .map(|(row, column)| self.features.at(&self.window, row, column))
             .collect();
         if self.depthwise {
-            for (pixel, sums) in pixels.iter().zip(sums.chunks_exact_mut(self.group)) {
-                self.depthwise(*pixel, group, stages, sums);
-            }
+            self.depthwise(&pixels, group, stages, &mut sums);
         } else if group * self.group * self.kernel() < self.weights.len() {
             self.direct(&pixels, group, &mut sums);
             self.compensate(&pixels, group, stages, &mut sums);
@@ -138,27 +136,32 @@ impl Integer {
         }
     }
 
-    fn depthwise(&self, pixel: usize, group: usize, stages: &Stages, sums: &mut [i32]) {
+    fn depthwise(&self, pixels: &[usize], group: usize, stages: &Stages, sums: &mut [i32]) {
         let channels = self.features.channels;
-        let first = group * self.group;
-        let lanes = self.group.min(channels.saturating_sub(first));
-        let mut window = vec![0i32; lanes];
-        for tap in 0..self.taps() {
-            if lanes == 0 {
-                return;
+        let first = (group * self.group).min(channels);
+        let lanes = self.group.min(channels - first);
+        let taps: Vec<usize> = (0..self.taps()).map(|tap| self.features.tap(&self.window, tap)).collect();
+        let mut window = vec![0; lanes];
+        for (pixel, sums) in pixels.iter().zip(sums.chunks_exact_mut(self.group)) {
+            window.fill(0);
+            for (tap, offset) in taps.iter().enumerate() {
+                let features = &self.features.data[pixel + offset + first..][..lanes];
+                let weights = &self.weights[tap * channels + first..][..lanes];
+                add_products(sums, &mut window, features, weights);
             }
-            let features = &self.features.data[pixel + self.features.tap(&self.window, tap) + first..][..lanes];
-            let weights = &self.weights[tap * channels + first..][..lanes];
-            for (((sum, seen), x), w) in sums.iter_mut().zip(&mut window).zip(features).zip(weights) {
-                // At most 961 positions of 16-bit products: no overflow.
-                *sum = sum.wrapping_add(i32::from(*x).wrapping_mul(i32::from(*w)));
-                *seen = seen.wrapping_add(i32::from(*x));
+            let Some(operand) = &stages.compensation else { continue };
+            for ((sum, seen), operand) in sums.iter_mut().zip(&window).zip(&operand[first..]) {
+                *sum = saturate(i64::from(*sum) + i64::from(*operand) * i64::from(*seen));
             }
         }
-        let Some(operand) = &stages.compensation else { return };
-        for ((sum, seen), operand) in sums.iter_mut().zip(&window).zip(&operand[first..]) {
-            *sum = saturate(i64::from(*sum) + i64::from(*operand) * i64::from(*seen));
-        }
+    }
+}
+
+/// Adds products and, apart from them, features, lane by lane. At most 961 of them are added up: 32 bits cannot overflow.
+fn add_products(sums: &mut [i32], seen: &mut [i32], features: &[i16], weights: &[i16]) {
+    for (((sum, seen), x), w) in sums.iter_mut().zip(seen).zip(features).zip(weights) {
+        *sum = sum.wrapping_add(i32::from(*x).wrapping_mul(i32::from(*w)));
+        *seen = seen.wrapping_add(i32::from(*x));
     }
 }
 
