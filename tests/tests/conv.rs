@@ -1,5 +1,7 @@
 //! Operations of the NPU library on the simulator, against exact arithmetic.
 
+#![allow(clippy::unwrap_used, reason = "everything in this file is a test")]
+
 mod quantised;
 
 use npu::{

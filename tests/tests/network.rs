@@ -1,7 +1,10 @@
 //! Whole networks of the NPU library on the simulator: chains, the bundled detector, and what a run may be trusted with.
 
+#![allow(clippy::unwrap_used, reason = "everything in this file is a test")]
+
 #[path = "quantised/detector.rs"]
 mod detector;
+
 mod quantised;
 
 use std::collections::HashMap;

@@ -3,6 +3,8 @@
 //! A device between library and simulator rewrites the register programs of every job. A program that it leaves alone
 //! gives the right result, so what fails fails for want of the workaround.
 
+#![allow(clippy::unwrap_used, reason = "everything in this file is a test")]
+
 mod quantised;
 
 use std::fmt;

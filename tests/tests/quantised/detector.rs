@@ -10,25 +10,25 @@ use npu::{
 };
 
 /// The bundled detector.
-pub fn graph() -> Graph {
+pub(crate) fn graph() -> Graph {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/models/ssd-oidv4/model.tflite");
     let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     model::tflite::read(&bytes).unwrap()
 }
 
 /// The part of a graph that the NPU computes.
-pub struct Part {
-    pub builder: NetworkBuilder,
+pub(crate) struct Part {
+    pub(crate) builder: NetworkBuilder,
     /// Tensors that leave the part, in the network's order.
-    pub outputs: Vec<TensorId>,
+    pub(crate) outputs: Vec<TensorId>,
     /// Nodes of the graph that are in the part.
-    pub nodes: Vec<usize>,
+    pub(crate) nodes: Vec<usize>,
     known: HashMap<TensorId, TensorRef>,
 }
 
 impl Part {
     /// Makes the outputs of all nodes outputs of the network.
-    pub fn with_all_outputs(mut self, graph: &Graph) -> Self {
+    pub(crate) fn with_all_outputs(mut self, graph: &Graph) -> Self {
         let all = self.nodes.iter().map(|&node| graph.nodes[node].outputs[0]);
         let inner: Vec<TensorId> = all.filter(|id| !self.outputs.contains(id)).collect();
         inner.iter().for_each(|id| self.builder.output(self.known[id]));
@@ -102,7 +102,7 @@ fn add(
 }
 
 /// Convolutions and sums of two computed tensors; their outputs that other nodes or nobody read leave the part.
-pub fn part(graph: &Graph, chip: &Chip) -> Part {
+pub(crate) fn part(graph: &Graph, chip: &Chip) -> Part {
     let mut builder = NetworkBuilder::new(chip);
     let input = graph.inputs[0];
     let shape = &graph[input].shape;

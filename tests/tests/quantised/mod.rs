@@ -13,21 +13,21 @@ use rand::{Rng, SeedableRng};
 
 /// A tensor `[h, w, c]` of quantised numbers in its element type's own range.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tensor {
-    pub shape: [usize; 3],
-    pub element: ElementType,
-    pub quant: Quant,
-    pub data: Vec<i32>,
+pub(crate) struct Tensor {
+    pub(crate) shape: [usize; 3],
+    pub(crate) element: ElementType,
+    pub(crate) quant: Quant,
+    pub(crate) data: Vec<i32>,
 }
 
 impl Tensor {
-    pub fn random(rng: &mut StdRng, shape: [usize; 3], element: ElementType, quant: Quant) -> Self {
+    pub(crate) fn random(rng: &mut StdRng, shape: [usize; 3], element: ElementType, quant: Quant) -> Self {
         let (low, high) = range(element);
         let data = (0..shape.iter().product()).map(|_| rng.random_range(low..=high)).collect();
         Self { shape, element, quant, data }
     }
 
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         // The low byte of either element type.
         self.data.iter().map(|&value| value as u8).collect()
     }
@@ -43,35 +43,35 @@ impl Tensor {
     }
 }
 
-pub fn range(element: ElementType) -> (i32, i32) {
+pub(crate) fn range(element: ElementType) -> (i32, i32) {
     match element {
         ElementType::U8 => (0, 255),
         _ => (-128, 127),
     }
 }
 
-pub fn from_bytes(element: ElementType, bytes: &[u8]) -> Vec<i32> {
+pub(crate) fn from_bytes(element: ElementType, bytes: &[u8]) -> Vec<i32> {
     let value = |&byte: &u8| if element == ElementType::U8 { byte.into() } else { byte.cast_signed().into() };
     bytes.iter().map(value).collect()
 }
 
 /// A convolution with everything that it owns.
 #[derive(Clone, Debug)]
-pub struct Conv {
-    pub window: Window,
-    pub depthwise: bool,
-    pub channels: usize,
-    pub weights: Vec<i32>,
-    pub scales: Vec<f32>,
-    pub zero_points: Vec<i32>,
-    pub bias: Vec<i32>,
-    pub output: Quant,
-    pub activation: Activation,
+pub(crate) struct Conv {
+    pub(crate) window: Window,
+    pub(crate) depthwise: bool,
+    pub(crate) channels: usize,
+    pub(crate) weights: Vec<i32>,
+    pub(crate) scales: Vec<f32>,
+    pub(crate) zero_points: Vec<i32>,
+    pub(crate) bias: Vec<i32>,
+    pub(crate) output: Quant,
+    pub(crate) activation: Activation,
 }
 
 /// How the scales of a random convolution's channels are spread.
 #[derive(Clone, Copy, Debug)]
-pub enum Scales {
+pub(crate) enum Scales {
     Tensor,
     /// The largest is this many times the smallest, about.
     PerChannel(f64),
@@ -79,7 +79,7 @@ pub enum Scales {
 
 impl Conv {
     /// Random weights, and scales with which the results of the channel with the largest scale fill 8 bits.
-    pub fn random(
+    pub(crate) fn random(
         rng: &mut StdRng,
         input: &Tensor,
         window: Window,
@@ -112,7 +112,7 @@ impl Conv {
     }
 
     /// The exact result.
-    pub fn oracle(&self, input: &Tensor) -> Tensor {
+    pub(crate) fn oracle(&self, input: &Tensor) -> Tensor {
         let [oh, ow] = self.window.output([input.shape[0], input.shape[1]]).unwrap();
         let mut data = Vec::with_capacity(oh * ow * self.channels);
         for y in 0..oh {
@@ -147,7 +147,7 @@ impl Conv {
     }
 
     /// Adds it to a network.
-    pub fn add_to(
+    pub(crate) fn add_to(
         &self,
         builder: &mut NetworkBuilder,
         input: npu::TensorRef,
@@ -164,7 +164,7 @@ impl Conv {
 }
 
 /// A real result, in units of the output scale, as a quantised number.
-pub fn requantised(real: f64, output: Quant, element: ElementType, activation: Activation) -> i32 {
+pub(crate) fn requantised(real: f64, output: Quant, element: ElementType, activation: Activation) -> i32 {
     let (low, high) = range(element);
     let quantised = |real: f64| (real / f64::from(output.scale)).round() as i32 + output.zero_point;
     let (low, high) = match activation {
@@ -177,7 +177,7 @@ pub fn requantised(real: f64, output: Quant, element: ElementType, activation: A
 }
 
 /// The exact sum of two tensors.
-pub fn sum(a: &Tensor, b: &Tensor, output: Quant, activation: Activation) -> Tensor {
+pub(crate) fn sum(a: &Tensor, b: &Tensor, output: Quant, activation: Activation) -> Tensor {
     let real = |tensor: &Tensor, value: i32| f64::from(value - tensor.quant.zero_point) * f64::from(tensor.quant.scale);
     let add = |(&x, &y): (&i32, &i32)| (real(a, x) + real(b, y)) / f64::from(output.scale);
     let data = a.data.iter().zip(&b.data).map(|pair| requantised(add(pair), output, a.element, activation)).collect();
@@ -185,19 +185,19 @@ pub fn sum(a: &Tensor, b: &Tensor, output: Quant, activation: Activation) -> Ten
 }
 
 /// A device of a fresh simulator.
-pub fn device(options: Options) -> (Simulator, Arc<dyn Device>) {
+pub(crate) fn device(options: Options) -> (Simulator, Arc<dyn Device>) {
     let simulator = Simulator::new(options);
     let device = simulator.open().unwrap();
     (simulator, device)
 }
 
 /// Both kinds of kernel.
-pub fn kernels() -> [Options; 2] {
+pub(crate) fn kernels() -> [Options; 2] {
     [Options::default(), Options::batched()]
 }
 
 /// Runs once, with what the simulator has to say where that fails.
-pub fn run(simulator: &Simulator, resident: &mut Resident, inputs: &[&Tensor], outputs: usize) -> Vec<Vec<u8>> {
+pub(crate) fn run(simulator: &Simulator, resident: &mut Resident, inputs: &[&Tensor], outputs: usize) -> Vec<Vec<u8>> {
     let inputs: Vec<Vec<u8>> = inputs.iter().map(|input| input.bytes()).collect();
     let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
     let mut bytes = vec![Vec::new(); outputs];
@@ -209,14 +209,14 @@ pub fn run(simulator: &Simulator, resident: &mut Resident, inputs: &[&Tensor], o
 
 /// How results compare with exact ones.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Agreement {
-    pub elements: usize,
-    pub equal: usize,
-    pub worst: i32,
+pub(crate) struct Agreement {
+    pub(crate) elements: usize,
+    pub(crate) equal: usize,
+    pub(crate) worst: i32,
 }
 
 impl Agreement {
-    pub fn add(&mut self, found: &[i32], exact: &[i32]) {
+    pub(crate) fn add(&mut self, found: &[i32], exact: &[i32]) {
         assert_eq!(found.len(), exact.len());
         self.elements += found.len();
         for (found, exact) in found.iter().zip(exact) {
@@ -225,35 +225,35 @@ impl Agreement {
         }
     }
 
-    pub fn rate(&self) -> f64 {
+    pub(crate) fn rate(&self) -> f64 {
         self.equal as f64 / self.elements as f64
     }
 
     /// Every result within one step, and 99.5 % equal.
-    pub fn check(&self) {
+    pub(crate) fn check(&self) {
         assert!(self.worst <= 1 && self.rate() >= 0.995, "{self:?}, {:.4} equal", self.rate());
     }
 }
 
-pub fn rng(seed: u64) -> StdRng {
+pub(crate) fn rng(seed: u64) -> StdRng {
     StdRng::seed_from_u64(seed)
 }
 
-pub fn quant(rng: &mut StdRng, element: ElementType) -> Quant {
+pub(crate) fn quant(rng: &mut StdRng, element: ElementType) -> Quant {
     let (low, high) = range(element);
     Quant { scale: rng.random_range(0.005..0.2), zero_point: rng.random_range(low..=high) }
 }
 
-pub fn same_padding(kernel: usize) -> Padding {
+pub(crate) fn same_padding(kernel: usize) -> Padding {
     let before = (kernel - 1) / 2;
     Padding { top: before, bottom: kernel - 1 - before, left: before, right: kernel - 1 - before }
 }
 
-pub fn window(kernel: usize, stride: usize, dilation: usize, padding: Padding) -> Window {
+pub(crate) fn window(kernel: usize, stride: usize, dilation: usize, padding: Padding) -> Window {
     Window { kernel: [kernel; 2], stride: [stride; 2], dilation: [dilation; 2], padding }
 }
 
 /// TIMEOUT: far above any modelled job of these tests, on the virtual clock.
-pub fn soon(device: &dyn Device) -> Deadline {
+pub(crate) fn soon(device: &dyn Device) -> Deadline {
     Deadline::after(device, Duration::from_secs(10))
 }
