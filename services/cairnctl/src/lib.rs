@@ -1,0 +1,109 @@
+//! Command line of the appliance: a client of the daemons' D-Bus interfaces, and of nothing else.
+//!
+//! Every command prints text for people, or with `--json` one JSON value. Errors carry the daemon's code.
+
+#![forbid(unsafe_code)]
+
+mod annotate;
+mod infer;
+mod models;
+mod status;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+use zbus::{Connection, connection};
+
+/// Command line of the appliance.
+#[derive(Debug, clap::Parser)]
+#[command(version)]
+pub struct Arguments {
+    /// Address of the bus, instead of the system's
+    #[arg(long, value_name = "ADDRESS", global = true)]
+    bus: Option<String>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Show a picture to a model and print what it sees
+    Infer(infer::Infer),
+    /// List the loaded models
+    Models,
+    /// Load or unload a model
+    #[command(subcommand)]
+    Model(models::Change),
+    /// List the devices and what they counted
+    Devices,
+    /// Show load and counters, again and again
+    Top {
+        /// Print once and end
+        #[arg(long)]
+        once: bool,
+    },
+}
+
+/// Carries out a command.
+///
+/// # Errors
+/// Where the bus or the daemon refuses, or a file cannot be read or written.
+pub async fn run(arguments: Arguments, out: &mut impl Write) -> Result<()> {
+    let bus = arguments.bus.as_deref().map_or_else(connection::Builder::system, connection::Builder::address);
+    let connection = bus.build().await.context("connect to the bus")?;
+    let mut printer = Printer { json: arguments.json, out };
+    match arguments.command {
+        Command::Infer(infer) => infer::run(&connection, &infer, &mut printer).await,
+        Command::Models => models::list(&connection, &mut printer).await,
+        Command::Model(change) => models::change(&connection, &change, &mut printer).await,
+        Command::Devices => status::devices(&connection, &mut printer).await,
+        Command::Top { once } => status::top(&connection, once, &mut printer).await,
+    }
+}
+
+/// Where and how answers are printed.
+struct Printer<'a, W> {
+    json: bool,
+    out: &'a mut W,
+}
+
+impl<W: Write> Printer<'_, W> {
+    /// Prints `value` as JSON, or what `text` makes of it.
+    fn print<T: Serialize>(&mut self, value: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
+        let answer = if self.json { serde_json::to_string(value)? } else { text(value) };
+        writeln!(self.out, "{}", answer.trim_end())?;
+        Ok(self.out.flush()?)
+    }
+}
+
+/// An absolute path, because the daemon has another working directory.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("{} has no absolute path", path.display()))
+}
+
+/// All loaded models, as proxies.
+async fn model_proxies(connection: &Connection) -> Result<Vec<api::dbus::Model1Proxy<'static>>> {
+    let manager = api::dbus::Models1Proxy::new(connection).await?;
+    let mut models = Vec::new();
+    for path in manager.list_models(Default::default()).await.context("list the models")? {
+        models.push(api::dbus::Model1Proxy::new(connection, path).await?);
+    }
+    Ok(models)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::Arguments;
+
+    #[test]
+    fn arguments_do_not_contradict_each_other() {
+        Arguments::command().debug_assert();
+    }
+}

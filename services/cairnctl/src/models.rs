@@ -1,0 +1,106 @@
+//! `cairnctl models` and `cairnctl model`.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, bail};
+use api::dbus::{Job1Proxy, Model1Proxy, Models1Proxy};
+use futures_util::StreamExt as _;
+use serde::Serialize;
+use zbus::Connection;
+
+use crate::{Printer, absolute, model_proxies};
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Change {
+    /// Load a model package, replacing a model of its name
+    Load {
+        /// Folder of the package
+        folder: PathBuf,
+    },
+    /// Unload a model
+    Unload {
+        /// Its name
+        name: String,
+    },
+}
+
+#[derive(Debug, Serialize)]
+struct Model {
+    name: String,
+    version: String,
+    task: String,
+    operators: u32,
+    operators_on_npu: u32,
+    memory_bytes: u64,
+    predicted_us: u64,
+}
+
+pub(crate) async fn list<W: Write>(connection: &Connection, printer: &mut Printer<'_, W>) -> Result<()> {
+    let mut models = Vec::new();
+    for proxy in model_proxies(connection).await? {
+        models.push(describe(&proxy).await?);
+    }
+    printer.print(&models, |models| models.iter().map(text).collect())
+}
+
+pub(crate) async fn change<W: Write>(
+    connection: &Connection,
+    change: &Change,
+    printer: &mut Printer<'_, W>,
+) -> Result<()> {
+    let models = Models1Proxy::new(connection).await?;
+    match change {
+        Change::Load { folder } => {
+            let model = load(connection, &models, &absolute(folder)?).await?;
+            printer.print(&model, text)
+        }
+        Change::Unload { name } => {
+            models.unload_model(name, Default::default()).await.with_context(|| format!("unload {name:?}"))?;
+            printer.print(name, |name| format!("{name} is unloaded"))
+        }
+    }
+}
+
+async fn load(connection: &Connection, models: &Models1Proxy<'_>, folder: &std::path::Path) -> Result<Model> {
+    let path = folder.to_str().context("the folder's name is not UTF-8")?;
+    let job = models.load_model(path, Default::default()).await.with_context(|| format!("load {path}"))?;
+    let job = Job1Proxy::new(connection, job).await?;
+    // Asked for first, so that no change falls between.
+    let mut states = job.receive_state_changed().await;
+    let mut state = job.state().await?;
+    while state == "running" {
+        let change = states.next().await.context("the daemon went away")?;
+        state = change.get().await?;
+    }
+    if state != "done" {
+        let (code, message) = job.error().await?;
+        bail!("load {path}: {state}: {code}: {message}");
+    }
+    describe(&Model1Proxy::new(connection, job.result().await?).await?).await
+}
+
+async fn describe(model: &Model1Proxy<'_>) -> Result<Model> {
+    Ok(Model {
+        name: model.name().await?,
+        version: model.version().await?,
+        task: model.task().await?,
+        operators: model.operators().await?,
+        operators_on_npu: model.operators_on_npu().await?,
+        memory_bytes: model.memory_bytes().await?,
+        predicted_us: model.predicted_microseconds().await?,
+    })
+}
+
+fn text(model: &Model) -> String {
+    let Model { name, version, task, operators, operators_on_npu, memory_bytes, predicted_us } = model;
+    let (mib, ms) = (*memory_bytes as f64 / 1_048_576.0, *predicted_us as f64 / 1e3);
+    let mut text = String::new();
+    writeln!(
+        text,
+        "{name:16} {version:8} {task:9} {operators_on_npu}/{operators} operators on the NPU, {mib:.1} MiB, about {ms:.1} ms (predicted)"
+    )
+    .expect("a string takes everything");
+    text
+}
