@@ -54,7 +54,7 @@ async fn main() -> Result<()> {
     println!("npud is ready after {:.1} s", begin.elapsed().as_secs_f64());
 
     let client = connection::Builder::address(bus.address()).build().await.context("connect to the bus")?;
-    describe(&client).await?;
+    describe(&client).await.with_context(|| format!("{MODEL} was not loaded; npud says:\n{}", daemon.log()))?;
     let mut requester = Requester::connect(broker.port(), "camera").await?;
     let folder = workspace().join("target/demonstration");
     std::fs::create_dir_all(&folder)?;
