@@ -21,6 +21,7 @@ const NEEDS: &[(&str, &[Need])] = &[
     ("clients", &[BUS, BROKER, MQTT_CLIENTS, BUSCTL, PYTHON]),
     ("cpu_reference", &[PYTHON]),
     ("dbus", &[BUS]),
+    ("programs", &[BUS, BROKER]),
     ("mqtt", &[BUS, BROKER, MQTT_CLIENTS]),
 ];
 
