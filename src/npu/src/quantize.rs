@@ -172,14 +172,18 @@ pub fn plan(channels: &[Channel], offset: i32) -> Result<Plan, Unsupported> {
     }
     // A task of constant channels may have any step that leaves their results within reach.
     let first = channels.iter().map(Channel::octave).min().unwrap_or(FACTOR_BITS).min(MAX_OCTAVE);
-    let last = (first + OCTAVES_TRIED).min(MAX_OCTAVE);
-    let steps = (first..=last).map(|octave| Step { octave, factor_bits: FACTOR_BITS - (octave - first) });
-    let step = steps.min_by(|a, b| a.mismatch(channels).total_cmp(&b.mismatch(channels))).expect("one octave is tried");
-    let shift = u32::try_from(step.octave + SCALE_BITS).map_err(|_| {
+    // A step of more than one result would lose results: TFLite shifts the sum of such a channel before it multiplies.
+    let finest = first.max(0);
+    let last = (finest + OCTAVES_TRIED).min(MAX_OCTAVE);
+    let steps = (finest..=last).map(|octave| Step { octave, factor_bits: FACTOR_BITS - (octave - first) });
+    let steps = steps.filter(|step| step.factor_bits >= 0);
+    let step = steps.min_by(|a, b| a.mismatch(channels).total_cmp(&b.mismatch(channels))).ok_or_else(|| {
         let largest = channels.iter().map(|channel| channel.multiplier).fold(0.0, f64::max);
         Unsupported::new(format!("a multiplier of {largest:e} exceeds the output shifts"))
     })?;
-    // CAST: between 9 and 15.
+    // CAST: a step has at least octave 0.
+    let shift = (step.octave + SCALE_BITS) as u32;
+    // CAST: between 0 and 15.
     let bs_shift = step.factor_bits as u32;
     let requant = Requant { bs_shift, scale: 1 << SCALE_BITS, shift, offset };
     Ok(Plan { requant, factors: channels.iter().map(|channel| step.factor(channel)).collect() })
@@ -208,7 +212,7 @@ impl Step {
         let expected = |channel: &Channel| {
             let exact = self.exact(channel);
             let bits = (f64::from(self.factor(channel)) / exact - 1.0).abs() * channel.span() / 4.0;
-            let half_step = |octave: i32| f64::from(-octave - 1).exp2();
+            let half_step = |octave: i32| f64::from(-octave.max(0) - 1).exp2();
             bits + (half_step(channel.octave()) - half_step(self.octave)).abs()
         };
         channels.iter().map(expected).sum()
@@ -350,6 +354,16 @@ mod tests {
             prop_assume!(!tie);
             let twice = ((sum as f64 * fraction).round() * f64::from(-octave).exp2()).round().clamp(-128.0, 127.0);
             prop_assert_eq!(f64::from(plan.requant.apply(sum, plan.factors[0])), twice);
+        }
+
+        /// Multipliers above one, as a change of scale has them.
+        #[test]
+        fn no_result_is_lost_where_the_multiplier_is_large(log in -1.0..6.0f64, sum in -255..256i64, offset in -128..128) {
+            let channel = Channel { multiplier: log.exp2(), low: -255, high: 255 };
+            let plan = plan(&[channel], offset).unwrap();
+            let exact = (sum as f64 * channel.multiplier + f64::from(offset)).clamp(-128.0, 127.0);
+            let result = f64::from(plan.requant.apply(sum, plan.factors[0]));
+            prop_assert!((result - exact).abs() <= 0.76, "{result} for {exact}: {plan:?}");
         }
 
         #[test]

@@ -176,6 +176,19 @@ pub(crate) fn requantised(real: f64, output: Quant, element: ElementType, activa
     (real.round() as i32 + output.zero_point).clamp(low, high)
 }
 
+/// `value` times `multiplier` as TFLite computes it: a fraction of 31 bits, rounded, and a shift, rounded again; a shift to
+/// the left comes first.
+pub(crate) fn twice_rounded(value: i64, multiplier: f64) -> i64 {
+    let exponent = multiplier.log2().floor() as i32 + 1;
+    let fraction = (multiplier * f64::from(31 - exponent).exp2()).round() as i64;
+    let product = (value << exponent.max(0)) * fraction;
+    let high = (product + if product >= 0 { 1 << 30 } else { 1 - (1 << 30) }) / (1 << 31);
+    let shift = (-exponent).max(0);
+    let rest = high & ((1 << shift) - 1);
+    let half = ((1 << shift) - 1) >> 1;
+    (high >> shift) + i64::from(rest > half + i64::from(high < 0))
+}
+
 /// The exact sum of two tensors.
 pub(crate) fn sum(a: &Tensor, b: &Tensor, output: Quant, activation: Activation) -> Tensor {
     let real = |tensor: &Tensor, value: i32| f64::from(value - tensor.quant.zero_point) * f64::from(tensor.quant.scale);
