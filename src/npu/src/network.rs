@@ -251,7 +251,7 @@ impl NetworkBuilder {
         }
         let jobs = jobs(&self.chip, &lowered.tasks);
         let report = report(&self.chip, &self.layers, &lowered, &arena, &jobs);
-        let sentinels = sentinels(&lowered.tasks, &arena, &self.outputs);
+        let sentinels = sentinels(&lowered.tasks, &arena);
         Ok(Network {
             plan: Arc::new(Plan {
                 chip: self.chip,
@@ -321,21 +321,14 @@ fn jobs(chip: &Chip, tasks: &[PlannedTask]) -> Vec<std::ops::Range<usize>> {
     jobs
 }
 
-/// Where the hardware must write: of intermediates the first and last pixel of every plane of every task, of outputs all.
-fn sentinels(tasks: &[PlannedTask], arena: &Arena, outputs: &[usize]) -> Vec<Sentinel> {
+/// Where the hardware must write: every pixel of every plane of every task, so that a single lost burst shows.
+fn sentinels(tasks: &[PlannedTask], arena: &Arena) -> Vec<Sentinel> {
     let mut sentinels = Vec::new();
-    for (index, planned) in tasks.iter().enumerate() {
+    for (task, planned) in tasks.iter().enumerate() {
         let cube = &arena.cubes[planned.tensor];
-        let last = planned.pixels.end - 1;
-        let step = match outputs.contains(&planned.tensor) {
-            true => 1,
-            false => (planned.pixels.len() - 1).max(1),
-        };
         for plane in planned.planes.clone() {
-            for pixel in (planned.pixels.start..=last).step_by(step) {
-                let offset = arena.offsets[planned.tensor] + cube.offset(plane, pixel);
-                sentinels.push(Sentinel { offset, layer: planned.layer, task: index, plane, pixel });
-            }
+            let offset = arena.offsets[planned.tensor] + cube.offset(plane, planned.pixels.start);
+            sentinels.push(Sentinel { offset, layer: planned.layer, task, plane, pixels: planned.pixels.clone() });
         }
     }
     sentinels

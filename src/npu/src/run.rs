@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use npu_device::{Access, Bo, Deadline, Device, Job, JobFlags, Range, Task};
+use npu_device::{Bo, Deadline, Device, Job, JobFlags, Range, Task};
 use npu_regs::Link;
 
 use crate::emit::{Bases, WORDS};
@@ -30,30 +30,46 @@ const CACHE_LINE: u64 = 64;
 /// Surviving sentinels that a report names.
 const NAMED: usize = 8;
 
-/// A place where the hardware must write.
-#[derive(Clone, Copy, Debug)]
+/// Pixels of one plane that a task must write. They follow each other in memory.
+#[derive(Clone, Debug)]
 pub(crate) struct Sentinel {
-    /// In the activation buffer.
+    /// Of the first pixel, in the activation buffer.
     pub(crate) offset: usize,
     pub(crate) layer: usize,
     pub(crate) task: usize,
     pub(crate) plane: usize,
-    pub(crate) pixel: usize,
+    pub(crate) pixels: std::ops::Range<usize>,
 }
 
 impl Sentinel {
-    /// What is put there in run `run`.
-    fn pattern(&self, run: u64) -> [u8; ATOM] {
-        // CAST: widening.
-        let seed = mix(run.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.offset as u64);
-        let mut pattern = [0; ATOM];
-        pattern[..8].copy_from_slice(&seed.to_le_bytes());
-        pattern[8..].copy_from_slice(&mix(seed).to_le_bytes());
-        pattern
+    fn bytes(&self) -> usize {
+        self.pixels.len() * ATOM
     }
 
-    fn missing(&self) -> MissingSentinel {
-        MissingSentinel { layer: self.layer, task: self.task, plane: self.plane, pixel: self.pixel }
+    /// What is put at each pixel in run `run`.
+    fn patterns(&self, run: u64) -> impl Iterator<Item = [u8; ATOM]> + use<> {
+        let run = run.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let offset = self.offset;
+        (0..self.pixels.len()).map(move |index| {
+            // CAST: widening.
+            let word = mix(run ^ (offset + index * ATOM) as u64);
+            let mut pattern = [0; ATOM];
+            pattern[..8].copy_from_slice(&word.to_le_bytes());
+            pattern[8..].copy_from_slice(&(!word).to_le_bytes());
+            pattern
+        })
+    }
+
+    /// The pixels that run `run` did not write.
+    fn survivors<'a>(&'a self, arena: &'a [u8], run: u64) -> impl Iterator<Item = MissingSentinel> + 'a {
+        let (atoms, _) = arena[self.offset..][..self.bytes()].as_chunks::<ATOM>();
+        let pixels = self.pixels.clone().zip(atoms).zip(self.patterns(run));
+        pixels.filter(|((_, atom), pattern)| *atom == pattern).map(|((pixel, _), _)| MissingSentinel {
+            layer: self.layer,
+            task: self.task,
+            plane: self.plane,
+            pixel,
+        })
     }
 }
 
@@ -146,19 +162,16 @@ impl Resident {
         self.check(inputs, outputs.len())?;
         self.runs += 1;
         self.prepare(inputs, deadline)?;
-        let waits = self.execute(deadline)?;
-        let mark = self.plan.chip.slow_mark;
-        let mut report =
-            RunReport { jobs: self.jobs.len(), tasks: self.plan.tasks.len(), waits, ..RunReport::default() };
-        report.slow = report.waits.iter().any(|wait| *wait >= mark);
-        let Self { plan, arena, ranges, runs, .. } = self;
-        // The jobs have ended: their fences were waited for.
-        let arena = arena.access_ranges(ranges, deadline).map_err(waiting(self.jobs.len()))?;
-        let mut missing = plan.sentinels.iter().filter(|sentinel| {
-            let atom = &arena[sentinel.offset..][..ATOM];
-            *atom == sentinel.pattern(*runs)
-        });
-        report.missing_sentinels.extend(missing.by_ref().take(NAMED).map(Sentinel::missing));
+        let (mut waits, since) = self.execute(deadline)?;
+        let jobs = self.jobs.len();
+        let Self { plan, device, arena, ranges, runs, .. } = self;
+        let arena = arena.access_ranges(ranges, deadline).map_err(waiting(jobs))?;
+        waits.push(device.now().saturating_sub(since));
+        let mark = plan.chip.slow_mark;
+        let slow = waits.iter().any(|wait| *wait >= mark);
+        let mut report = RunReport { jobs, tasks: plan.tasks.len(), waits, slow, missing_sentinels: Vec::new() };
+        let mut missing = plan.sentinels.iter().flat_map(|sentinel| sentinel.survivors(&arena, *runs));
+        report.missing_sentinels.extend(missing.by_ref().take(NAMED));
         let count = report.missing_sentinels.len() + missing.count();
         if let Some(reason) = distrust(&report, mark, count) {
             return Err(RunError::Untrusted { reason, report: Box::new(report) });
@@ -196,13 +209,14 @@ impl Resident {
             plan.arena.cubes[tensor].pack(input, &mut arena[plan.arena.offsets[tensor]..]);
         }
         for sentinel in &plan.sentinels {
-            arena[sentinel.offset..][..ATOM].copy_from_slice(&sentinel.pattern(*runs));
+            let (atoms, _) = arena[sentinel.offset..][..sentinel.bytes()].as_chunks_mut::<ATOM>();
+            atoms.iter_mut().zip(sentinel.patterns(*runs)).for_each(|(atom, pattern)| *atom = pattern);
         }
         arena.finish().map_err(refused("hand the inputs to the device"))
     }
 
-    /// Submits all jobs and waits for each.
-    fn execute(&mut self, deadline: Deadline) -> Result<Vec<Duration>, RunError> {
+    /// Submits all jobs and waits for all but the last. Returns the waits, and since when the last job is waited for.
+    fn execute(&mut self, deadline: Deadline) -> Result<(Vec<Duration>, Duration), RunError> {
         let flags = JobFlags { batched: self.device.info().has_batched_submit(), ..JobFlags::default() };
         let mut waits = Vec::with_capacity(self.jobs.len());
         let mut since = self.device.now();
@@ -210,25 +224,13 @@ impl Resident {
             let job = Job { tasks: &job.tasks, inputs: &job.inputs, outputs: &job.outputs, flags };
             self.device.submit(&[job]).map_err(refused("submit the jobs"))?;
         }
-        let jobs = self.jobs.len();
-        let Self { device, fences, arena, ranges, .. } = self;
-        let mut waited = || {
-            let now = device.now();
-            let wait = now.saturating_sub(since);
+        for fence in &mut self.fences {
+            fence.access(deadline).map(drop).map_err(waiting(self.jobs.len()))?;
+            let now = self.device.now();
+            waits.push(now.saturating_sub(since));
             since = now;
-            wait
-        };
-        for fence in fences {
-            fence.access(deadline).map(drop).map_err(waiting(jobs))?;
-            waits.push(waited());
         }
-        arena
-            .access_ranges(ranges, deadline)
-            .map(Access::finish)
-            .map_err(waiting(jobs))?
-            .map_err(refused("hand over"))?;
-        waits.push(waited());
-        Ok(waits)
+        Ok((waits, since))
     }
 }
 
@@ -306,7 +308,7 @@ fn jobs(plan: &Plan, inputs: &[u32], programs: u32, arena: &Bo, fences: &[Bo]) -
 fn ranges(plan: &Plan) -> Vec<Range> {
     let arena = &plan.arena;
     let inputs = plan.inputs.iter().map(|&tensor| (arena.offsets[tensor], arena.cubes[tensor].bytes()));
-    let sentinels = plan.sentinels.iter().map(|sentinel| (sentinel.offset, ATOM));
+    let sentinels = plan.sentinels.iter().map(|sentinel| (sentinel.offset, sentinel.bytes()));
     // CAST: widening.
     let mut spans: Vec<(u64, u64)> = inputs
         .chain(sentinels)
