@@ -47,3 +47,15 @@ fn open(arguments: &Arguments) -> Npu {
     let monitor = monitor.inspect_err(|error| tracing::warn!(%error, "verdicts do without the kernel log")).ok();
     (Arc::new(Rocket::at(&arguments.device)), monitor)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::Arguments;
+
+    #[test]
+    fn arguments_do_not_contradict_each_other() {
+        Arguments::command().debug_assert();
+    }
+}

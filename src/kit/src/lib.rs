@@ -17,6 +17,8 @@ use std::path::PathBuf;
 
 /// Arguments that every daemon takes.
 #[derive(Clone, Debug, clap::Args)]
+// Each daemon has a struct of this name, and a group takes its name from the struct.
+#[group(skip)]
 pub struct Arguments {
     /// Configuration file, instead of /etc/cairn/<daemon>.toml
     #[arg(long, value_name = "FILE")]

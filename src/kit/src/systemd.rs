@@ -13,14 +13,6 @@ pub fn ready(status: &str) -> Result<()> {
     sd_notify::notify(&[NotifyState::Ready, NotifyState::Status(status)]).map_err(Error::Notify)
 }
 
-/// Says what the daemon is doing.
-///
-/// # Errors
-/// [`Error::Notify`].
-pub fn status(status: &str) -> Result<()> {
-    sd_notify::notify(&[NotifyState::Status(status)]).map_err(Error::Notify)
-}
-
 /// Says that the daemon is shutting down.
 ///
 /// # Errors

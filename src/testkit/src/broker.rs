@@ -5,7 +5,6 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use tempfile::TempDir;
@@ -20,8 +19,6 @@ const ATTEMPTS: usize = 10;
 pub struct BrokerOptions {
     /// Certificates: authority, the broker's own, and its key. Clients need certificates of the authority too.
     pub tls: Option<(PathBuf, PathBuf, PathBuf)>,
-    /// More lines of configuration.
-    pub extra: String,
 }
 
 /// A mosquitto.
@@ -111,8 +108,8 @@ impl Broker {
 
     fn config(&self) -> String {
         let mut config = format!(
-            "listener {} 127.0.0.1\nallow_anonymous true\npersistence false\nlog_dest stderr\nlog_type all\n{}\n",
-            self.port, self.options.extra
+            "listener {} 127.0.0.1\nallow_anonymous true\npersistence false\nlog_dest stderr\nlog_type all\n",
+            self.port
         );
         if let Some((authority, certificate, key)) = &self.options.tls {
             let (authority, certificate, key) = (authority.display(), certificate.display(), key.display());
@@ -120,7 +117,4 @@ impl Broker {
         }
         config
     }
-
-    /// How long a test may wait for the broker to do something.
-    pub const PATIENCE: Duration = Duration::from_secs(60);
 }

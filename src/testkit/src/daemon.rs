@@ -42,7 +42,7 @@ pub struct Daemon {
     process: Process,
     notifications: UnixDatagram,
     log: PathBuf,
-    folder: TempDir,
+    _folder: TempDir,
 }
 
 impl Daemon {
@@ -68,7 +68,7 @@ impl Daemon {
             .envs(environment.iter().copied())
             .stderr(File::create(&log)?);
         let process = Process::start(&mut command, "of this workspace")?;
-        Ok(Self { process, notifications, log, folder })
+        Ok(Self { process, notifications, log, _folder: folder })
     }
 
     /// Waits until the daemon says `state`, for example `READY=1` or `WATCHDOG=1`.
@@ -96,11 +96,6 @@ impl Daemon {
     /// What the daemon logged so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
-    }
-
-    /// A folder that ends with the daemon.
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
     }
 
     /// Asks the daemon to stop, and waits.

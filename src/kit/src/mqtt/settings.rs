@@ -33,7 +33,8 @@ pub struct Settings {
     /// Seconds between signs of life, at least 5.
     #[serde(default = "defaults::keep_alive")]
     pub keep_alive_seconds: u16,
-    /// How long the broker keeps our session while we are away.
+    /// How long the broker keeps our session while we are away. So long, a fleet's requests may wait for us before the
+    /// broker gives them to another device.
     #[serde(default = "defaults::session")]
     pub session_seconds: u32,
     /// The largest payload that is processed.
@@ -71,7 +72,7 @@ mod defaults {
         30
     }
     pub(super) fn session() -> u32 {
-        300
+        60
     }
     pub(super) fn payload() -> usize {
         16 << 20

@@ -78,13 +78,14 @@ impl Inference {
 
 #[zbus::interface(name = "org.cairn.Inference1", introspection_docs = false)]
 impl Inference {
+    // The macro reads the results off a tuple; behind a name it would see one.
     #[zbus(out_args("outputs", "seen", "details"))]
     async fn infer(
         &self,
         tensors: Vec<WireTensor>,
         options: WireOptions,
         #[zbus(header)] call: Header<'_>,
-    ) -> Result<Reply> {
+    ) -> Result<(Vec<WireTensor>, Vec<Seen>, Details)> {
         self.answer(self.tensors(&tensors), &options, &call).await
     }
 
@@ -94,7 +95,7 @@ impl Inference {
         picture: OwnedVariant,
         options: WireOptions,
         #[zbus(header)] call: Header<'_>,
-    ) -> Result<Reply> {
+    ) -> Result<(Vec<WireTensor>, Vec<Seen>, Details)> {
         self.answer(unseal(&picture, PICTURE_BYTES).map(Body::Picture), &options, &call).await
     }
 }
