@@ -69,7 +69,7 @@ fn npud_names_the_line_of_a_mistake_in_its_configuration() {
 #[test]
 fn npud_without_a_device_says_so_and_simulates_nothing() {
     let bus = bus();
-    let config = config(&bus, &testkit::workspace().join("tests/models"), "");
+    let config = config(&bus, &workspace().join("tests/models"), "");
     let mut daemon = Daemon::start(&npud(), &config, &["--device", "/dev/nowhere"], &[]).unwrap();
     let error = daemon.wait_for("READY=1", PATIENCE).unwrap_err().to_string();
     assert!(error.contains("open /dev/nowhere"), "{error}");
