@@ -5,6 +5,8 @@
 //!
 //! A register program is a list of 64-bit [`Word`]s; [`Program`] builds one from typed registers.
 
+#![forbid(unsafe_code)]
+
 #[macro_use]
 mod register;
 mod field;
