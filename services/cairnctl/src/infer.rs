@@ -60,7 +60,8 @@ pub(crate) async fn run<W: Write>(
         None => only_picture_model(connection).await?,
     };
     let proxy = Inference1Proxy::new(connection, model_path(&model)).await?;
-    let options: HashMap<_, _> = arguments.deadline_ms.map(|ms| ("deadline-ms", Variant::from(ms))).into_iter().collect();
+    let options: HashMap<_, _> =
+        arguments.deadline_ms.map(|ms| ("deadline-ms", Variant::from(ms))).into_iter().collect();
     let picture = Blob::new(encoded.clone().into())?.into_variant();
     let (_, seen, details) =
         proxy.infer_picture(&picture, options).await.with_context(|| format!("ask model {model:?}"))?;
