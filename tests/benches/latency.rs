@@ -57,9 +57,7 @@ impl Stand {
         let policy = testkit::workspace().join("services/npud/dist/org.cairn.Npu1.conf");
         let bus = Bus::start(&policy, &["npud"], &["cairn-infer"])?;
         let server = serve::dbus::Server::start(engine.clone(), connection::Builder::address(bus.address())).await?;
-        // Without it the broker holds small messages back until the one before is acknowledged, some 40 ms.
-        let extra = "set_tcp_nodelay true".into();
-        let broker = Broker::start(BrokerOptions { extra, ..BrokerOptions::default() })?;
+        let broker = Broker::start(BrokerOptions::default())?;
         let topics = Topics::new("bench")?;
         serve_mqtt(&engine, &broker, &topics)?;
         echo(broker.port(), "echo").await?;
