@@ -42,8 +42,8 @@ const TIMES: [(&str, &str); 4] =
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let npud = testkit::build("npud", &["simulator"])?;
-    let cairnctl = testkit::build("cairnctl", &[])?;
+    let npud = testkit::build("npud")?;
+    let cairnctl = testkit::build("cairnctl")?;
     let policy = workspace().join("services/npud/dist/org.cairn.Npu1.conf");
     let bus = Bus::start(&policy, &["npud"], &["cairn-infer"])?;
     let broker = Broker::start(BrokerOptions::default())?;

@@ -79,6 +79,17 @@ impl Model {
         self.golden.as_ref()
     }
 
+    /// Inputs of zeros.
+    pub(crate) fn blank(&self) -> Input {
+        let zeros = |info: &TensorInfo| Tensor {
+            name: info.name.clone(),
+            dtype: info.dtype,
+            shape: info.shape.clone(),
+            data: vec![0; info.bytes()].into(),
+        };
+        Input::Tensors(self.info.inputs.iter().map(zeros).collect())
+    }
+
     /// Checks what can be checked without decoding a picture.
     ///
     /// # Errors

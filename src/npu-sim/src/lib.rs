@@ -15,6 +15,8 @@
 //! Known differences from a board: a job reads its inputs while SUBMIT runs and writes its outputs all at once when it
 //! ends; a buffer closed while a job runs stays mapped; caches are coherent, so a forgotten FINI is not noticed.
 //!
+//! Jobs compute on rayon's threads inside SUBMIT, so SUBMIT must not be called from one of them.
+//!
 //! SOURCE: npu-spec; where the code says nothing else, its sections are the reference.
 
 #![forbid(unsafe_code)]

@@ -16,20 +16,20 @@ use crate::workspace;
 /// How often a wait for a message looks whether the program still runs.
 const GLANCE: Duration = Duration::from_millis(100);
 
-/// Builds a program of this workspace, if it is not built yet, and tells where it is.
+/// Builds a program of the workspace and returns its path.
+///
+/// The whole workspace with all features is selected, as the other commands do, so that nothing is built twice.
 ///
 /// # Errors
-/// Where it does not compile.
-pub fn build(package: &str, features: &[&str]) -> Result<PathBuf> {
+/// Where it does not build.
+pub fn build(program: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .current_dir(workspace())
-        .args(["build", "--quiet", "--message-format=json", "--package", package, "--bin", package])
-        .arg("--features")
-        .arg(features.join(","))
+        .args(["build", "--quiet", "--message-format=json", "--workspace", "--all-features", "--bin", program])
         .output()?;
     if !output.status.success() {
-        bail!("{package} does not build:\n{}", String::from_utf8_lossy(&output.stderr));
+        bail!("{program} does not build:\n{}", String::from_utf8_lossy(&output.stderr));
     }
     let messages = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<serde_json::Value>();
     let executable = messages.flatten().filter_map(|message| message["executable"].as_str().map(PathBuf::from)).last();

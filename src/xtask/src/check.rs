@@ -18,7 +18,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     let mut counts = Counts::default();
     style(&mut counts)?;
     let mut rules = step::cargo();
-    rules.args(["test", "--package", "tests", "--test", "imports", "--test", "hygiene"]);
+    rules.args(["test", "--workspace", "--all-features", "--test", "imports", "--test", "hygiene"]);
     step::tests("import rules", rules, LINTS, &mut counts)?;
     println!("\n{counts}");
     Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::io::{BufRead, BufReader, IsTerminal};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -64,13 +64,20 @@ pub(crate) fn workspace() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
+/// Where cargo puts what it builds.
+pub(crate) fn target() -> PathBuf {
+    // A relative folder in the variable is relative to where cargo runs: the workspace.
+    workspace().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
+}
+
 /// The names of the Rust files in a folder of the workspace, without their ending, sorted.
 ///
 /// # Errors
 /// A folder that cannot be read.
-pub(crate) fn sources(folder: &str) -> Result<Vec<String>> {
+pub(crate) fn sources(folder: impl AsRef<Path>) -> Result<Vec<String>> {
+    let folder = workspace().join(folder);
     let mut names = Vec::new();
-    for entry in workspace().join(folder).read_dir().with_context(|| format!("{folder} cannot be read"))? {
+    for entry in folder.read_dir().with_context(|| format!("{} cannot be read", folder.display()))? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "rs")
             && let Some(name) = path.file_stem()

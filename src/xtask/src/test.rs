@@ -55,22 +55,27 @@ fn documentation(counts: &mut Counts) -> Result<()> {
     step::run("documentation", command, LIMIT, counts)
 }
 
-/// The tests of every crate but `tests`.
+/// The tests beside the code of every crate.
+///
+/// Every command here selects the whole workspace with all features, so that no dependency is built twice.
 fn crates(counts: &mut Counts) -> Result<()> {
     let mut command = step::cargo();
-    command.args(["test", "--workspace", "--exclude", "tests", "--all-features", "--no-fail-fast"]);
-    step::tests("tests of every crate", command, LIMIT, counts)
+    command.args(["test", "--workspace", "--all-features", "--no-fail-fast", "--lib", "--bins"]);
+    step::tests("tests of every crate", command, LIMIT, counts)?;
+    let mut command = step::cargo();
+    command.args(["test", "--workspace", "--all-features", "--no-fail-fast", "--doc"]);
+    step::tests("examples in the documentation", command, LIMIT, counts)
 }
 
-/// The tests of `tests`, but for the files that need what is not here.
+/// The test files of all packages, but for those that need what is not here.
 fn across_crates(missing: &[Need], counts: &mut Counts) -> Result<()> {
     // The services whose processes the tests start.
     let mut build = step::cargo();
     build.args(["build", "--workspace", "--bins", "--all-features"]);
     step::run("programs", build, LIMIT, counts)?;
     let mut command = step::cargo();
-    command.args(["test", "--package", "tests", "--all-features", "--no-fail-fast", "--lib"]);
-    for name in step::sources("tests/tests")? {
+    command.args(["test", "--workspace", "--all-features", "--no-fail-fast"]);
+    for name in test_files()? {
         match lacking(&name, missing) {
             None => {
                 command.args(["--test", &name]);
@@ -78,7 +83,22 @@ fn across_crates(missing: &[Need], counts: &mut Counts) -> Result<()> {
             Some(need) => counts.skip(&format!("tests/{name}"), &format!("needs {}", need.name)),
         }
     }
-    step::tests("tests across crates", command, LIMIT, counts)
+    step::tests("test files", command, LIMIT, counts)
+}
+
+/// The names of the test files of all packages.
+fn test_files() -> Result<Vec<String>> {
+    let mut names = step::sources("tests/tests")?;
+    for group in ["src", "services"] {
+        for entry in step::workspace().join(group).read_dir()? {
+            let folder = entry?.path().join("tests");
+            if folder.is_dir() {
+                names.extend(step::sources(&folder)?);
+            }
+        }
+    }
+    names.sort();
+    Ok(names)
 }
 
 /// The first thing that the file needs and that is not here.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rumqttc::v5::MqttOptions;
 use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::LastWill;
-use rumqttc::{TlsConfiguration, Transport};
+use rumqttc::{NetworkOptions, TlsConfiguration, Transport};
 use serde::Deserialize;
 
 use crate::{Error, Result};
@@ -120,6 +120,10 @@ impl Settings {
         options.set_receive_maximum(Some(in_flight.max(1)));
         options.set_max_packet_size(Some(self.max_packet_bytes));
         options.set_manual_acks(true);
+        // A reply is one small packet, and must not wait for the acknowledgement of the one before.
+        let mut network = NetworkOptions::new();
+        network.set_tcp_nodelay(true);
+        options.set_network_options(network);
         options.set_last_will(LastWill::new(will.0, will.1, QoS::AtLeastOnce, true, None));
         match (&self.username, &self.password_file) {
             (Some(username), Some(file)) => {
