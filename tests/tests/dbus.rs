@@ -102,7 +102,7 @@ async fn a_model_is_loaded_by_a_job_appears_and_is_unloaded() {
     assert_eq!(job.progress().await.unwrap().0, 100);
     let path = job.result().await.unwrap();
     assert_eq!(path, model_path("mnist"));
-    assert_eq!(models.list_models(HashMap::new()).await.unwrap(), [path.clone()]);
+    assert_eq!(models.list_models(HashMap::new()).await.unwrap(), std::slice::from_ref(&path));
     let interfaces = &objects.get_managed_objects().await.unwrap()[&path];
     assert!(interfaces.keys().any(|name| name.as_str() == "org.cairn.Inference1"), "{:?}", interfaces.keys());
 
@@ -309,7 +309,7 @@ async fn a_variant_of_any_type_is_no_reason_to_fall() {
         Variant::from(1u8),
         Variant::from(vec![1u16, 2]),
         Variant::from(("a", 2i64)),
-        Variant::new(Variant::from(Variant::from(vec![0u8; 4]))),
+        Variant::new(Variant::from(vec![0u8; 4])),
         Variant::from(HashMap::from([("k", 1u32)])),
     ];
     for value in odd {

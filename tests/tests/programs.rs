@@ -23,7 +23,7 @@ fn bus() -> Bus {
 }
 
 fn npud() -> PathBuf {
-    build("npud", &["simulator"]).unwrap()
+    build("npud").unwrap()
 }
 
 fn config(bus: &Bus, models: &std::path::Path, more: &str) -> String {
@@ -80,7 +80,7 @@ fn cairnctl_shows_models_devices_and_what_is_in_a_picture() {
     let (bus, models) = (bus(), packages());
     let mut daemon = Daemon::start(&npud(), &config(&bus, models.path(), ""), &["--simulate"], &[]).unwrap();
     daemon.wait_for("READY=1", PATIENCE).unwrap();
-    let program = build("cairnctl", &[]).unwrap();
+    let program = build("cairnctl").unwrap();
     let cairnctl = |arguments: &[&str]| -> Output {
         Command::new(&program).args(["--bus", bus.address()]).args(arguments).output().unwrap()
     };

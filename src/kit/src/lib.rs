@@ -20,7 +20,7 @@ use std::path::PathBuf;
 // Each daemon has a struct of this name, and a group takes its name from the struct.
 #[group(skip)]
 pub struct Arguments {
-    /// Configuration file, instead of /etc/cairn/<daemon>.toml
+    /// Configuration file, instead of `/etc/cairn/DAEMON.toml`
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// What is logged, for example `info` or `npud=debug,serve=trace`

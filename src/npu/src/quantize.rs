@@ -5,7 +5,7 @@
 //! y = sat8(half_away(v × scale >> shift) + offset)              scale: 16 bits
 //! ```
 //!
-//! A real multiplier m becomes C × scale / 2^(bs_shift + shift). SOURCE: npu-spec 5.5, 5.8 [HW].
+//! A real multiplier m becomes C × scale / 2^(bs_shift + shift). SOURCE: npu-spec 5.5, 5.8 \[HW\].
 //!
 //! TFLite rounds twice: m = fraction × 2^-octave with a fraction between a half and one, first the sum times the
 //! fraction, then the shift by the octave. The two stages of the hardware are the same two roundings where v counts in
