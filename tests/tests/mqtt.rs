@@ -382,6 +382,33 @@ async fn a_repeated_request_is_answered_again_without_a_second_inference() {
     assert_eq!(engine.status().counters.requests, requests);
 }
 
+#[tokio::test]
+async fn a_name_that_is_used_again_for_another_picture_is_answered_anew() {
+    let (_broker, _engine, _gate, _front, mut client) = served().await;
+    for number in [4, 5] {
+        client.publish(REQUEST, digit_request(number), asking("same", Some(JSON))).await;
+        assert_eq!(body(&client.next(REPLIES).await)["seen"][0]["class"], json!(number));
+    }
+}
+
+#[tokio::test]
+async fn a_reply_topic_that_the_broker_punishes_costs_nobody_the_connection() {
+    let (_broker, _engine, _gate, _front, mut client) = served().await;
+    for topic in ["a\u{1}b", "a\u{fdd0}b", &"a/".repeat(300)] {
+        let request = json!({"reply_to": topic, "id": "bad", "inputs": []}).to_string();
+        client.publish(REQUEST, request, PublishProperties::default()).await;
+    }
+    client.publish(REQUEST, digit_request(7), asking("good", Some(JSON))).await;
+    loop {
+        let message = client.messages.recv().await.unwrap();
+        assert_ne!(message.topic, "cairn/d/state", "the front end lost its connection");
+        if message.topic == REPLIES {
+            assert_eq!(body(&message)["seen"][0]["class"], json!(7));
+            return;
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fleet_shares_requests_and_takes_over_from_a_device_that_dies() {
     let broker = broker();

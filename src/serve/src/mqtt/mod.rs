@@ -227,7 +227,7 @@ impl FrontEnd {
             self.link.acknowledge(&delivery);
             return;
         };
-        let key = Key::new(&reply_topic, delivery.correlation.as_deref(), envelope.id.as_deref());
+        let key = self.window.key(&delivery, &reply_topic, envelope.id.as_deref());
         match key.as_ref().map_or(Seen::Never, |key| self.window.look(key, &delivery)) {
             Seen::Never => {}
             Seen::Running => return,

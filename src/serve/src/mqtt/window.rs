@@ -4,6 +4,7 @@
 //! Neither costs a second inference: what runs is answered once, and what was answered is answered the same again.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher as _, RandomState};
 
 use kit::mqtt::{Delivery, Publication};
 
@@ -12,19 +13,14 @@ const ANSWERS: usize = 256;
 /// The largest reply that is kept; a larger one is computed again.
 const REPLY_BYTES: usize = 64 * 1024;
 
-/// What makes two requests the same: where the reply goes, and what the client calls it.
+/// What makes two requests the same: where the reply goes, what the client calls it, and what it asks. A client that
+/// counts from 0 again after a restart asks something else by an old name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     reply_topic: String,
     name: Vec<u8>,
-}
-
-impl Key {
-    /// The key of a request that has Correlation Data or an `id`.
-    pub(super) fn new(reply_topic: &str, correlation: Option<&[u8]>, id: Option<&str>) -> Option<Self> {
-        let name = correlation.or(id.map(str::as_bytes))?.to_vec();
-        Some(Self { reply_topic: reply_topic.to_owned(), name })
-    }
+    /// Hash of topic, content type, properties and payload.
+    asked: u64,
 }
 
 /// What is known of a request.
@@ -32,7 +28,7 @@ impl Key {
 pub(super) enum Seen {
     /// Nothing: it is to be run.
     Never,
-    /// It runs. The delivery is acknowledged together with the first one.
+    /// It runs. The delivery, where the broker waits for that, is acknowledged together with the first one.
     Running,
     /// It was answered like this.
     Answered(Publication),
@@ -46,16 +42,27 @@ pub(super) struct Window {
     answers: HashMap<Key, Publication>,
     /// Keys of `answers`, oldest first.
     order: VecDeque<Key>,
+    hasher: RandomState,
 }
 
 impl Window {
+    /// The key of a request that has Correlation Data or an `id`.
+    pub(super) fn key(&self, delivery: &Delivery, reply_topic: &str, id: Option<&str>) -> Option<Key> {
+        let name = delivery.correlation.as_deref().or(id.map(str::as_bytes))?.to_vec();
+        let Delivery { topic, content_type, properties, payload, .. } = delivery;
+        let asked = self.hasher.hash_one((topic, content_type, properties, payload));
+        Some(Key { reply_topic: reply_topic.to_owned(), name, asked })
+    }
+
     /// Looks a request up. One that was never seen counts as running from now on.
     pub(super) fn look(&mut self, key: &Key, delivery: &Delivery) -> Seen {
         if let Some(answer) = self.answers.get(key) {
             return Seen::Answered(answer.clone());
         }
         if let Some(deliveries) = self.running.get_mut(key) {
-            deliveries.push(delivery.clone());
+            if delivery.wants_acknowledgement() {
+                deliveries.push(delivery.clone());
+            }
             return Seen::Running;
         }
         self.running.insert(key.clone(), Vec::new());
@@ -83,7 +90,7 @@ mod tests {
     use super::*;
 
     fn key(name: usize) -> Key {
-        Key::new("r", Some(&name.to_le_bytes()), None).unwrap()
+        Key { reply_topic: "r".into(), name: name.to_le_bytes().into(), asked: 0 }
     }
 
     fn reply(bytes: usize) -> Publication {
@@ -92,18 +99,32 @@ mod tests {
 
     #[test]
     fn a_request_without_a_name_has_no_key() {
-        assert_eq!(Key::new("r", None, None), None);
-        assert_ne!(Key::new("r", None, Some("a")), Key::new("s", None, Some("a")));
+        let (window, delivery) = (Window::default(), Delivery::default());
+        assert_eq!(window.key(&delivery, "r", None), None);
+        assert_ne!(window.key(&delivery, "r", Some("a")), window.key(&delivery, "s", Some("a")));
     }
 
     #[test]
-    fn a_running_request_is_run_once_and_all_its_deliveries_are_returned() {
+    fn requests_of_one_name_that_ask_something_else_differ() {
+        let window = Window::default();
+        let mut delivery = Delivery::default();
+        let key = |delivery: &Delivery| window.key(delivery, "r", Some("a"));
+        let first = key(&delivery);
+        assert_eq!(first, key(&delivery));
+        delivery.topic = "another model".into();
+        let second = key(&delivery);
+        delivery.payload = "another picture".into();
+        assert!(first != second && second != key(&delivery));
+    }
+
+    #[test]
+    fn a_running_request_is_run_once_and_what_nobody_acknowledges_is_not_kept() {
         let mut window = Window::default();
         let delivery = Delivery::default();
         assert_eq!(window.look(&key(1), &delivery), Seen::Never);
         assert_eq!(window.look(&key(1), &delivery), Seen::Running);
         assert_eq!(window.look(&key(2), &delivery), Seen::Never);
-        assert_eq!(window.answer(key(1), Some(&reply(3))).len(), 1);
+        assert!(window.answer(key(1), Some(&reply(3))).is_empty());
         assert_eq!(window.look(&key(1), &delivery), Seen::Answered(reply(3)));
     }
 
