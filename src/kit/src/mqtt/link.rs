@@ -19,6 +19,8 @@ use crate::Result;
 const EVENTS: usize = 64;
 /// Bytes that a packet has beside topic and payload, generously.
 const PACKET_OVERHEAD: usize = 1024;
+/// Levels of a topic that brokers take. SOURCE: EMQX `max_topic_levels` is 128, mosquitto `TOPIC_HIERARCHY_LIMIT` 200.
+const TOPIC_LEVELS: usize = 128;
 
 /// Something that happened on the link.
 #[derive(Debug)]
@@ -190,10 +192,16 @@ impl MqttLink for Link {
     }
 }
 
-/// A topic that the broker would take for a protocol error.
+/// Refuses a topic that the broker would answer by closing the connection, again with each attempt to send it.
 fn check_topic(topic: &str) -> Result<(), LinkError> {
-    let valid = !topic.is_empty() && topic.len() <= usize::from(u16::MAX) && !topic.contains(['+', '#', '\0']);
-    if valid { Ok(()) } else { Err(LinkError::Topic(topic.to_owned())) }
+    let fits = !topic.is_empty() && topic.len() <= usize::from(u16::MAX) && topic.split('/').count() <= TOPIC_LEVELS;
+    let allowed = |c: char| !matches!(c, '+' | '#') && !c.is_control() && !is_noncharacter(c);
+    if fits && topic.chars().all(allowed) { Ok(()) } else { Err(LinkError::Topic(topic.to_owned())) }
+}
+
+/// What Unicode never assigns. SOURCE: MQTT 5.0, 1.5.4: a receiver may take it for a malformed packet.
+fn is_noncharacter(c: char) -> bool {
+    matches!(c, '\u{fdd0}'..='\u{fdef}') || u32::from(c) & 0xfffe == 0xfffe
 }
 
 fn link_error(error: ClientError) -> LinkError {
@@ -233,7 +241,8 @@ impl Connection {
             let event = match self.event_loop.poll().await {
                 Ok(ClientEvent::Incoming(Packet::ConnAck(connack))) => Some(self.connected(&connack)),
                 Ok(ClientEvent::Incoming(Packet::Publish(publish))) => {
-                    Some(Event::Message(Box::new(self.delivery(publish))))
+                    let connection = self.shared.connections.load(Ordering::Relaxed);
+                    Some(Event::Message(Box::new(delivery(publish, connection))))
                 }
                 Ok(ClientEvent::Incoming(Packet::SubAck(suback))) => refusal(&suback.return_codes),
                 Ok(ClientEvent::Outgoing(Outgoing::Disconnect)) => return,
@@ -262,27 +271,6 @@ impl Connection {
         Event::Connected
     }
 
-    fn delivery(&self, publish: Publish) -> Delivery {
-        let connection = self.shared.connections.load(Ordering::Relaxed);
-        let acknowledgement = (publish.qos != QoS::AtMostOnce).then(|| Acknowledgement {
-            connection,
-            publish: Publish { qos: publish.qos, pkid: publish.pkid, ..Publish::default() },
-        });
-        let properties = publish.properties.unwrap_or_default();
-        Delivery {
-            topic: text(&publish.topic),
-            payload: publish.payload,
-            again: publish.dup,
-            retained: publish.retain,
-            content_type: properties.content_type,
-            response_topic: properties.response_topic,
-            correlation: properties.correlation_data,
-            expiry: properties.message_expiry_interval.map(|seconds| Duration::from_secs(seconds.into())),
-            properties: properties.user_properties,
-            acknowledgement,
-        }
-    }
-
     /// Waits before the next attempt. False where there is none.
     async fn wait(&mut self, error: &ConnectionError) -> bool {
         // A packet that one side cannot read would come again with the session.
@@ -304,6 +292,27 @@ impl Connection {
             () = self.shared.close.notified() => {}
         }
         !closing()
+    }
+}
+
+fn delivery(publish: Publish, connection: u64) -> Delivery {
+    let acknowledgement = (publish.qos != QoS::AtMostOnce).then(|| Acknowledgement {
+        connection,
+        publish: Publish { qos: publish.qos, pkid: publish.pkid, ..Publish::default() },
+    });
+    let properties = publish.properties.unwrap_or_default();
+    Delivery {
+        topic: text(&publish.topic),
+        payload: publish.payload,
+        again: publish.dup,
+        retained: publish.retain,
+        content_type: properties.content_type,
+        response_topic: properties.response_topic,
+        // A copy: replies are kept for a while, and the packet must not be kept with them.
+        correlation: properties.correlation_data.map(|data| Bytes::copy_from_slice(&data)),
+        expiry: properties.message_expiry_interval.map(|seconds| Duration::from_secs(seconds.into())),
+        properties: properties.user_properties,
+        acknowledgement,
     }
 }
 
@@ -377,10 +386,23 @@ mod tests {
 
     #[test]
     fn a_topic_that_the_broker_would_punish_is_refused() {
-        for topic in ["", "a/+", "a/#", "a\0b"] {
+        let deep = "a/".repeat(TOPIC_LEVELS);
+        for topic in ["", "a/+", "a/#", "a\0b", "a\u{1}b", "a\u{85}b", "a\u{fdd0}", "a\u{1fffe}", &deep] {
             assert_eq!(check_topic(topic), Err(LinkError::Topic(topic.into())));
         }
         check_topic("a/b").unwrap();
+        check_topic(deep.trim_end_matches('/')).unwrap();
+    }
+
+    #[test]
+    fn correlation_data_does_not_keep_the_packet() {
+        let packet = Bytes::from(vec![7; 100]);
+        let correlation_data = Some(packet.slice(..4));
+        let properties = Some(PublishProperties { correlation_data, ..PublishProperties::default() });
+        let delivery = delivery(Publish { payload: packet.slice(4..), properties, ..Publish::default() }, 1);
+        let correlation = delivery.correlation.unwrap();
+        assert_eq!(correlation, packet[..4]);
+        assert!(correlation.is_unique());
     }
 
     #[tokio::test]
