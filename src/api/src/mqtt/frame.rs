@@ -62,11 +62,17 @@ impl Form {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Envelope {
     /// Comes back in the reply.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text")]
     pub id: Option<String>,
     /// Topic of the reply, for clients without Response Topic.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text")]
     pub reply_to: Option<String>,
+}
+
+/// A text, or nothing where something else stands: [`decode_request`] finds the fault, and the other field tells whom.
+fn text<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<String>, D::Error> {
+    let value = serde_json::Value::deserialize(deserializer)?;
+    Ok(value.as_str().map(str::to_owned))
 }
 
 /// Reads the envelope of a JSON or binary request; empty where there is none.
@@ -103,9 +109,9 @@ pub enum FrameBody {
 #[serde(deny_unknown_fields)]
 struct WireRequest<'a> {
     #[serde(default, rename = "id")]
-    _id: Option<serde::de::IgnoredAny>,
+    _id: Option<String>,
     #[serde(default, rename = "reply_to")]
-    _reply_to: Option<serde::de::IgnoredAny>,
+    _reply_to: Option<String>,
     #[serde(default)]
     parameters: serde_json::Map<String, serde_json::Value>,
     #[serde(default, borrow)]
@@ -259,8 +265,12 @@ impl Elements<'_> {
     fn float<E: serde::de::Error>(self, value: f64) -> Result<(), E> {
         match self.datatype {
             Datatype::Fp32 => {
-                // CAST: FP32 keeps the nearest value.
-                self.out.extend_from_slice(&(value as f32).to_le_bytes());
+                // CAST: FP32 keeps the nearest value; beyond its largest there is none.
+                let nearest = value as f32;
+                if nearest.is_infinite() {
+                    return Err(E::custom(format!("{value} does not fit FP32")));
+                }
+                self.out.extend_from_slice(&nearest.to_le_bytes());
                 Ok(())
             }
             Datatype::Fp16 => Err(E::custom("FP16 has no JSON form, send it in binary form")),
@@ -345,6 +355,9 @@ mod tests {
             ("INT32", "[\"1\"]"),
             ("INT32", "{}"),
             ("INT64", "[9223372036854775808]"),
+            ("FP32", "[1e39]"),
+            ("FP32", "[-1e39]"),
+            ("FP32", "[1e999]"),
             ("INT4", "[1]"),
         ] {
             let failure = data(datatype, "[1]", elements).unwrap_err();
@@ -364,6 +377,7 @@ mod tests {
             r#"{"inputs":[{"datatype":"INT8","shape":[1],"data":[1],"parameters":{"binary_data_size":1}}]}"#,
             r#"{"inputs":[{"datatype":"INT8","shape":[1],"parameters":{"binary_data_size":1}}]}"#,
             r#"{"inputs":[{"datatype":"INT8","shape":[1],"data":[1]}],"colour":1}"#,
+            r#"{"inputs":[{"datatype":"INT8","shape":[1],"data":[1]}],"id":7}"#,
         ] {
             assert_eq!(json(text).unwrap_err().code, ErrorCode::InvalidTensor, "{text}");
         }
@@ -413,6 +427,8 @@ mod tests {
         let text = br#"{"id":"7","reply_to":"me/answers","inputs":"nonsense"}"#;
         let expected = Envelope { id: Some("7".into()), reply_to: Some("me/answers".into()) };
         assert_eq!(envelope(Form::Json, text), expected);
+        let text = br#"{"id":7,"reply_to":"me/answers"}"#;
+        assert_eq!(envelope(Form::Json, text), Envelope { id: None, ..expected });
         assert_eq!(envelope(Form::Json, b"{"), Envelope::default());
         assert_eq!(envelope(Form::Binary { header_bytes: 99 }, text), Envelope::default());
     }

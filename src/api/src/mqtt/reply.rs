@@ -117,6 +117,9 @@ impl Serialize for Elements<'_> {
             Datatype::Int16 => seq(serializer, data, i16::from_le_bytes),
             Datatype::Int32 => seq(serializer, data, i32::from_le_bytes),
             Datatype::Int64 => seq(serializer, data, i64::from_le_bytes),
+            Datatype::Fp32 if data.as_chunks().0.iter().any(|&bytes| !f32::from_le_bytes(bytes).is_finite()) => {
+                Err(S::Error::custom("infinities and NaN have no JSON form, ask for binary_data_output"))
+            }
             Datatype::Fp32 => seq(serializer, data, f32::from_le_bytes),
             Datatype::Fp16 => Err(S::Error::custom("FP16 has no JSON form, ask for binary_data_output")),
         }
@@ -247,8 +250,16 @@ mod tests {
     }
 
     #[test]
-    fn half_precision_in_json_is_refused() {
-        assert_eq!(reply(Datatype::Fp16, &[1, 2], false).encode().unwrap_err().code, ErrorCode::Unsupported);
+    fn numbers_without_a_json_form_are_refused() {
+        // Bytes of a half, of an infinity and of NaN.
+        for (datatype, data) in [
+            (Datatype::Fp16, &[1, 2][..]),
+            (Datatype::Fp32, &[0, 0, 0x80, 0x7f]),
+            (Datatype::Fp32, &[0, 0, 0xc0, 0x7f]),
+        ] {
+            assert_eq!(reply(datatype, data, false).encode().unwrap_err().code, ErrorCode::Unsupported);
+            reply(datatype, data, true).encode().unwrap();
+        }
     }
 
     #[test]
