@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
 use bytes::Bytes;
-use model::{Graph, tflite};
+use model::{DType, Graph, tflite};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -195,6 +195,11 @@ impl Package {
             let reason = format!("{} outputs given, the model has {}", files.outputs.len(), outputs.len());
             return Err(unsupported("model.toml: golden", &reason));
         }
+        let of_bytes = |info: &TensorInfo| matches!(info.dtype, DType::I8 | DType::U8);
+        if let Some(info) = outputs.iter().find(|info| files.tolerance > 0 && !of_bytes(info)) {
+            let reason = format!("output {:?} is {:?}, a tolerance is for 8-bit elements", info.name, info.dtype);
+            return Err(unsupported("model.toml: golden", &reason));
+        }
         let output = |(file, info): (&PathBuf, &TensorInfo)| {
             let bytes = read_file(&self.folder, file, MAX_MODEL_BYTES)?;
             match bytes.len() == info.bytes() {
@@ -249,6 +254,10 @@ fn read_file(folder: &Path, file: &Path, limit: u64) -> Result<Vec<u8>> {
         return Err(fault(&"is not the name of a file in the package's folder"));
     }
     let path = folder.join(file);
+    // A link may lead out of the folder, and opening a pipe would wait for its writer.
+    if path.symlink_metadata().is_ok_and(|metadata| !metadata.is_file()) {
+        return Err(fault(&"is not a regular file"));
+    }
     let open = std::fs::File::open(&path).map_err(|error| unsupported(&path.display().to_string(), &error))?;
     let mut bytes = Vec::new();
     open.take(limit + 1).read_to_end(&mut bytes).map_err(|error| fault(&error))?;

@@ -102,7 +102,8 @@ impl Worker {
         };
         if verified.is_err() {
             match previous {
-                Some(previous) => self.models.insert(name, previous),
+                // Its session may be in a context that was left meanwhile.
+                Some(previous) => self.models.insert(name, Resident { session: None, ..previous }),
                 None => self.models.remove(&name),
             };
         }

@@ -160,6 +160,29 @@ fn a_file_outside_the_folder_is_refused() {
 }
 
 #[test]
+fn what_is_not_a_regular_file_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = std::process::Command::new("mkfifo").arg(folder.path().join("pipe")).status().unwrap();
+    assert!(made.success());
+    std::os::unix::fs::symlink("/etc/hostname", folder.path().join("link")).unwrap();
+    std::fs::create_dir(folder.path().join("folder")).unwrap();
+    for file in ["pipe", "link", "folder"] {
+        let error = read_file(folder.path(), Path::new(file), 1 << 20).unwrap_err();
+        assert_eq!(error.to_string(), format!("{file}: is not a regular file"));
+    }
+}
+
+#[test]
+fn a_tolerance_for_other_than_bytes_is_refused() {
+    let Bundled { mut package, inputs, mut outputs, .. } = Bundled::read("mnist");
+    package.manifest.golden.as_mut().unwrap().tolerance = 1;
+    package.golden(&inputs, &outputs).unwrap();
+    outputs[0].dtype = DType::F32;
+    let error = package.golden(&inputs, &outputs).unwrap_err();
+    assert!(error.to_string().ends_with("is F32, a tolerance is for 8-bit elements"), "{error}");
+}
+
+#[test]
 fn a_file_over_its_limit_is_refused() {
     let error = read_file(&project("tests/models/mnist"), Path::new("labels.txt"), 19).unwrap_err();
     assert_eq!(error.to_string(), "labels.txt: is larger than 19 bytes");
