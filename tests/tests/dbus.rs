@@ -221,6 +221,24 @@ async fn bad_input_has_a_name() {
 }
 
 #[tokio::test]
+async fn more_tensors_than_the_model_takes_are_refused_unread() {
+    let service = OnBus::start(&["mnist"]).await;
+    let client = service.client().await;
+    let mnist = inference(&client, "mnist").await;
+    let tensors = [(); 2].map(|()| {
+        let unsealed = memfd_create("unsealed", MemfdFlags::ALLOW_SEALING).unwrap();
+        tensor("UINT8", &[1, 28, 28, 1], Blob::Memfd(unsealed))
+    });
+    match mnist.infer(&tensors, HashMap::new()).await.unwrap_err() {
+        zbus::Error::MethodError(name, Some(message), _) => {
+            assert_eq!(name.as_str(), "org.cairn.Error.InvalidTensor");
+            assert_eq!(message, "2 tensors given, model \"mnist\" takes 1");
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
 async fn an_unsealed_memfd_is_refused() {
     let service = OnBus::start(&["mnist"]).await;
     let client = service.client().await;

@@ -65,6 +65,12 @@ impl Inference {
     }
 
     fn tensors(&self, tensors: &[WireTensor]) -> Result<Body> {
+        // Before they are read: one descriptor may be given a thousand times.
+        let (given, wanted) = (tensors.len(), self.model.inputs.len());
+        if given > wanted {
+            let message = format!("{given} tensors given, model {:?} takes {wanted}", self.model.name);
+            return Err(Failure::invalid_tensor(message));
+        }
         let limit = self.model.inputs.iter().map(engine::TensorInfo::bytes).max().unwrap_or(0);
         let tensor = |(name, datatype, shape, data): &WireTensor| {
             let in_tensor =
