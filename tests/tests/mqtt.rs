@@ -409,6 +409,24 @@ async fn a_reply_topic_that_the_broker_punishes_costs_nobody_the_connection() {
     }
 }
 
+#[tokio::test]
+async fn a_flood_leaves_later_requests_their_place() {
+    let (_broker, _engine, _gate, _front, mut client) = served().await;
+    for number in 0..5000 {
+        let quality = if number % 10 == 0 { QoS::AtLeastOnce } else { QoS::AtMostOnce };
+        let properties = asking("flood", Some(JSON));
+        client.client.publish_with_properties(REQUEST, quality, false, "{", properties).await.unwrap();
+    }
+    client.publish(REQUEST, digit_request(7), asking("after", Some(JSON))).await;
+    loop {
+        let reply = client.next(REPLIES).await;
+        if correlation(&reply) == "after" {
+            assert_eq!(body(&reply)["seen"][0]["class"], json!(7));
+            return;
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fleet_shares_requests_and_takes_over_from_a_device_that_dies() {
     let broker = broker();

@@ -7,7 +7,7 @@
 //! Every request that says where its reply goes is answered, errors too. A request is acknowledged to the broker when
 //! its reply is out, so that a fleet's broker gives it to another device if this one dies; and the broker may send only
 //! as many ahead as the queue has room for. Nothing here waits for the broker: a reply that the link cannot take is
-//! counted and dropped, and its request left unacknowledged.
+//! offered again a little later where its request is to be acknowledged, and otherwise counted and dropped.
 
 mod window;
 
@@ -27,6 +27,7 @@ use engine::{Engine, ModelInfo, Pending, TensorInfo};
 use kit::mqtt::{Delivery, Event, LinkError, MqttLink, Publication};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
+use tokio::time::MissedTickBehavior;
 use tracing::{Instrument as _, debug, info, warn};
 
 use crate::dbus::thermal_name;
@@ -39,6 +40,10 @@ const LATENCIES: usize = 64;
 /// How long goodbye to the broker may take.
 // TIMEOUT: a service has 90 s to stop; a broker that does not read must not use them up.
 const GOODBYE: Duration = Duration::from_secs(5);
+
+/// How long a reply waits before it is offered to a full link again.
+// TIMEOUT: a link sends its whole queue in less; nothing is lost where it does not.
+const OFFER_AGAIN: Duration = Duration::from_millis(100);
 
 /// How the front end works.
 #[derive(Clone, Debug)]
@@ -71,6 +76,8 @@ pub async fn run(
 ) -> Result<()> {
     let mut engine_events = engine.events();
     let mut metrics = tokio::time::interval(settings.metrics_period);
+    let mut offer_again = tokio::time::interval(OFFER_AGAIN);
+    offer_again.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut front = FrontEnd::new(engine, topics, link, settings);
     let mut stop = std::pin::pin!(stop);
     loop {
@@ -80,6 +87,7 @@ pub async fn run(
             _ = engine_events.recv() => front.sync_models(),
             Some(done) = front.running.join_next() => front.finish_joined(done),
             _ = metrics.tick() => front.publish_metrics(),
+            _ = offer_again.tick(), if !front.unsent.is_empty() => front.send_unsent(),
             () = &mut stop => break,
         }
     }
@@ -102,6 +110,9 @@ struct FrontEnd {
     announced: BTreeMap<String, Arc<ModelInfo>>,
     running: JoinSet<Done>,
     window: Window,
+    /// Replies that a full link did not take, with the requests that they acknowledge: at most as many as the broker
+    /// sends ahead. Without their acknowledgement it would in the end send nothing more.
+    unsent: Vec<(Publication, Vec<Delivery>)>,
     latencies: VecDeque<Duration>,
     dropped: u64,
 }
@@ -134,6 +145,7 @@ impl FrontEnd {
             announced: BTreeMap::new(),
             running: JoinSet::new(),
             window: Window::default(),
+            unsent: Vec::new(),
             latencies: VecDeque::with_capacity(LATENCIES),
             dropped: 0,
         }
@@ -148,6 +160,8 @@ impl FrontEnd {
             }
             Event::Disconnected { reason, retry } => {
                 self.online = false;
+                // Their requests come again with the next connection.
+                self.unsent.clear();
                 warn!(message_id = kit::log::BROKER_LOST, reason, ?retry, "the broker is away");
             }
             Event::SubscriptionRefused { reason } => warn!(reason, "the broker refuses a subscription"),
@@ -231,7 +245,7 @@ impl FrontEnd {
         match key.as_ref().map_or(Seen::Never, |key| self.window.look(key, &delivery)) {
             Seen::Never => {}
             Seen::Running => return,
-            Seen::Answered(reply) => return self.send(reply, &[delivery]),
+            Seen::Answered(reply) => return self.send(reply, vec![delivery]),
         }
         let ticket = Ticket { delivery, reply_topic, id: envelope.id, key, with_outputs: false, binary_reply: false };
         self.start(&model, form, ticket, received);
@@ -320,13 +334,19 @@ impl FrontEnd {
             // A refused request may well be repeated with better luck.
             deliveries.extend(self.window.answer(key, answered.then_some(&reply)));
         }
-        self.send(reply, &deliveries);
+        self.send(reply, deliveries);
     }
 
-    fn send(&mut self, reply: Publication, deliveries: &[Delivery]) {
+    fn send_unsent(&mut self) {
+        for (reply, deliveries) in std::mem::take(&mut self.unsent) {
+            self.send(reply, deliveries);
+        }
+    }
+
+    fn send(&mut self, reply: Publication, deliveries: Vec<Delivery>) {
         let (topic, correlation) = (reply.topic.clone(), reply.correlation.clone());
         let acknowledged = reply.acknowledged;
-        let sent = match self.link.publish(reply) {
+        let sent = match self.link.publish(reply.clone()) {
             Err(error @ LinkError::TooLarge { .. }) => {
                 let failure = Failure::new(ErrorCode::Unsupported, format!("the reply cannot be sent: {error}"));
                 self.link.publish(failure_reply(topic, correlation, acknowledged, None, &failure))
@@ -336,6 +356,10 @@ impl FrontEnd {
         match sent {
             Ok(()) => {}
             Err(LinkError::Topic(topic)) => debug!(topic, "the reply's topic is malformed"),
+            Err(LinkError::Full) if self.online && deliveries.iter().any(Delivery::wants_acknowledgement) => {
+                self.unsent.push((reply, deliveries));
+                return;
+            }
             Err(error) => {
                 self.dropped += 1;
                 debug!(%error, "a reply is dropped");
