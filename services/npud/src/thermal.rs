@@ -17,17 +17,25 @@ const ZONES: &str = "/sys/class/thermal";
 // TIMEOUT: silicon under load heats by a few degrees in a second; the marks are 10 degrees apart.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Watches the zone for ever. Where there is none it says so and only waits.
+/// Watches the zone for ever. Where there is none it says so and only waits; while it cannot be read the level stays.
 pub(crate) async fn watch(settings: &Thermal, server: &Server) -> Result<()> {
     let Some(zone) = find_zone(Path::new(ZONES), &settings.zone) else {
         warn!(zone = settings.zone, "this machine has no such thermal zone, heat is not watched");
         return std::future::pending().await;
     };
     let mut level = ThermalLevel::Normal;
+    let mut blind = false;
     let mut tick = tokio::time::interval(PERIOD);
     loop {
         tick.tick().await;
-        let celsius = read_celsius(&zone)?;
+        let read = read_celsius(&zone);
+        if let Err(error) = &read
+            && !blind
+        {
+            warn!(error = format!("{error:#}"), ?level, "the temperature cannot be read, the level stays");
+        }
+        blind = read.is_err();
+        let Ok(celsius) = read else { continue };
         let next = next_level(settings, level, celsius);
         if next != level {
             info!(celsius, ?level, ?next, "thermal level changes");
