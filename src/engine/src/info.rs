@@ -67,6 +67,16 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
+    /// What a caller must know of a graph's tensor.
+    pub(crate) fn of(tensor: &model::Tensor) -> Self {
+        Self {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype,
+            shape: tensor.shape.clone(),
+            quantization: tensor.quantization.as_ref().and_then(model::Quantization::per_tensor),
+        }
+    }
+
     /// Bytes of the tensor.
     pub fn bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.bytes()

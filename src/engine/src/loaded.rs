@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use model::{DType, Graph, TensorId};
+use model::{DType, Graph};
 use npu::Chip;
 
 use crate::cpu::Prepared;
@@ -46,8 +46,8 @@ impl Model {
         let origins = requantize_first(&mut graph);
         let plan = plan(&graph, &origins, &Chip::RK3588)?;
         let operators = operators(&graph, &plan)?;
-        let inputs: Vec<_> = graph.inputs.iter().map(|id| describe(&graph, *id)).collect();
-        let outputs: Vec<_> = graph.outputs.iter().map(|id| describe(&graph, *id)).collect();
+        let inputs: Vec<_> = graph.inputs.iter().map(|id| TensorInfo::of(&graph[*id])).collect();
+        let outputs: Vec<_> = graph.outputs.iter().map(|id| TensorInfo::of(&graph[*id])).collect();
         package.check(&inputs, &outputs)?;
         let golden = package.golden(&inputs, &outputs)?;
         let info = ModelInfo {
@@ -208,14 +208,4 @@ fn operators(graph: &Graph, plan: &Plan) -> Result<Vec<Option<Prepared>>> {
         }
     }
     Ok(operators)
-}
-
-fn describe(graph: &Graph, id: TensorId) -> TensorInfo {
-    let tensor = &graph[id];
-    TensorInfo {
-        name: tensor.name.clone(),
-        dtype: tensor.dtype,
-        shape: tensor.shape.clone(),
-        quantization: tensor.quantization.as_ref().and_then(model::Quantization::per_tensor),
-    }
 }

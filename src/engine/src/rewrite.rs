@@ -18,7 +18,7 @@ pub(crate) fn requantize_first(graph: &mut Graph) -> Vec<usize> {
         else {
             continue;
         };
-        if is_used_elsewhere(graph, between, later) || graph[source].data.is_some() {
+        if is_shared(graph, between) || graph[source].data.is_some() {
             continue;
         }
         swap(graph, earlier, later, source, between);
@@ -27,9 +27,10 @@ pub(crate) fn requantize_first(graph: &mut Graph) -> Vec<usize> {
     origins
 }
 
-fn is_used_elsewhere(graph: &Graph, tensor: TensorId, user: usize) -> bool {
-    let users = graph.nodes.iter().enumerate().filter(|(_, node)| node.inputs.contains(&Some(tensor)));
-    users.count() != 1 || graph.outputs.contains(&tensor) || !graph.nodes[user].inputs.contains(&Some(tensor))
+/// Whether more than one node, or the caller, sees a tensor.
+fn is_shared(graph: &Graph, tensor: TensorId) -> bool {
+    let users = graph.nodes.iter().filter(|node| node.inputs.contains(&Some(tensor)));
+    users.count() != 1 || graph.outputs.contains(&tensor)
 }
 
 /// `source ─reshape─▶ between ─quantize─▶ end` becomes `source ─quantize─▶ between ─reshape─▶ end`.

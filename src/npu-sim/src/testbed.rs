@@ -42,7 +42,7 @@ pub(crate) struct Conv {
 
 impl Conv {
     /// A 1×1 convolution of 8×8 pixels and 32 channels.
-    pub(crate) fn pointwise(precision: Precision, out: Precision) -> Self {
+    pub(crate) const fn pointwise(precision: Precision, out: Precision) -> Self {
         Self {
             precision,
             out,

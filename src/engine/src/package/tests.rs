@@ -21,18 +21,7 @@ impl Bundled {
     fn read(name: &str) -> Self {
         let package = Package::read(&project("tests/models").join(name)).expect("the package is read");
         let graph = package.graph().expect("the model is read");
-        let infos = |ids: &[model::TensorId]| {
-            let info = |&id| {
-                let tensor = &graph[id];
-                TensorInfo {
-                    name: tensor.name.clone(),
-                    dtype: tensor.dtype,
-                    shape: tensor.shape.clone(),
-                    quantization: tensor.quantization.as_ref().and_then(model::Quantization::per_tensor),
-                }
-            };
-            ids.iter().map(info).collect::<Vec<_>>()
-        };
+        let infos = |ids: &[model::TensorId]| ids.iter().map(|&id| TensorInfo::of(&graph[id])).collect::<Vec<_>>();
         let (inputs, outputs) = (infos(&graph.inputs), infos(&graph.outputs));
         package.check(&inputs, &outputs).expect("the package fits its model");
         Self { package, graph, inputs, outputs }

@@ -6,23 +6,7 @@ use npu_regs::{BlockMask, Precision, Register, Word, cna, core, dpu, dpu_rdma as
 use crate::testbed::{Bed, Conv, Stream, flying, fuse, open, set};
 use crate::{Fault, Options, Quirk};
 
-const INT8: Conv = Conv {
-    precision: Precision::Int8,
-    out: Precision::Int8,
-    depthwise: false,
-    input: [8, 8],
-    channels: 32,
-    kernel: [1, 1],
-    stride: [1, 1],
-    dilation: [1, 1],
-    pad: [0, 0],
-    output: [8, 8],
-    kernels: 32,
-    pad_value: 0,
-    compensation: 0,
-    bias: false,
-    requantise: (1, 0, 0),
-};
+const INT8: Conv = Conv::pointwise(Precision::Int8, Precision::Int8);
 
 fn bed() -> Bed {
     Bed::new(Options::default())
