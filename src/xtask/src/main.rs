@@ -5,9 +5,11 @@
 
 #![forbid(unsafe_code)]
 
+mod archive;
 mod bench;
 mod bless;
 mod check;
+mod cross;
 mod fuzz;
 mod need;
 mod regs;
@@ -50,6 +52,15 @@ enum Command {
         /// Little-endian 64-bit command words.
         file: PathBuf,
     },
+    /// Builds for the boards' processor, aarch64, and prints where the programs are.
+    Cross {
+        /// With the C library inside, for a system that has none.
+        #[arg(long)]
+        r#static: bool,
+        /// Further arguments of `cargo build`, such as `--package npud`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Measures latency, throughput and the simulator's speed.
     Bench {
         /// One of them; all where none is named.
@@ -64,6 +75,9 @@ fn main() -> ExitCode {
         Command::Check => check::run(),
         Command::Bless { packages } => bless::run(&packages),
         Command::Regs { file } => regs::run(&file),
+        Command::Cross { r#static, arguments } => {
+            cross::run(if r#static { cross::Linking::Static } else { cross::Linking::Dynamic }, &arguments)
+        }
         Command::Bench { which } => bench::run(which),
     };
     match outcome {

@@ -32,6 +32,18 @@ pub(crate) const PYTHON: Need =
     Need { name: "python3 with venv", probe: &["python3", "-c", "import venv, ensurepip"], package: "python3-venv" };
 /// The C++ compiler that builds the fuzzing engine.
 pub(crate) const CXX: Need = Need { name: "c++", probe: &["c++", "--version"], package: "g++" };
+/// The compiler for the boards' processor.
+pub(crate) const CROSS_COMPILER: Need = Need {
+    name: "aarch64-linux-gnu-gcc",
+    probe: &["aarch64-linux-gnu-gcc", "--version"],
+    package: "gcc-aarch64-linux-gnu",
+};
+/// The C library for the boards' processor.
+pub(crate) const CROSS_LIBC: Need = Need {
+    name: "libc for aarch64",
+    probe: &["test", "-e", "/usr/aarch64-linux-gnu/lib/libc.a"],
+    package: "libc6-dev-arm64-cross",
+};
 
 impl Need {
     fn is_here(&self) -> bool {

@@ -1,0 +1,96 @@
+//! Our programs for the boards' processor: aarch64 with glibc.
+//!
+//! Where the toolchain has no standard library for it, and no source of one either, the source comes from Debian's
+//! archive, in the compiler's own version.
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+
+use crate::archive::{self, Pin};
+use crate::need::{self, CROSS_COMPILER, CROSS_LIBC};
+use crate::step;
+
+/// The boards' processor.
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+/// Sources of the standard library, one for each version of the compiler that this project is built with.
+const SOURCES: &str = "\
+5bde92b66f998f6b751362ab85bed1c0a587b8c0dc12695b5a157f4a4c29b1ad  pool/main/r/rustc/rust-src_1.94.1+dfsg1-1~bpo13+3_all.deb
+7b76db5b880a77f9e52975d2baa6209d2f76d2c9c2789515c3088cb960e2c83b  pool/main/r/rustc/rust-src_1.95.0+dfsg1-2~bpo13+1_all.deb
+";
+
+/// How a program finds its C library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Linking {
+    /// It is inside.
+    Static,
+    /// The system has it.
+    Dynamic,
+}
+
+/// Builds and says where the programs are.
+///
+/// # Errors
+/// As [`build`].
+pub(crate) fn run(linking: Linking, arguments: &[String]) -> Result<ExitCode> {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    println!("{}", build(linking, &arguments)?.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `cargo build` for the boards with further arguments; returns the folder that holds the programs and libraries.
+///
+/// # Errors
+/// A missing compiler or standard library, a build that fails.
+pub(crate) fn build(linking: Linking, arguments: &[&str]) -> Result<PathBuf> {
+    need::require(&[CROSS_COMPILER, CROSS_LIBC])?;
+    // A folder for each way of linking: the flags are part of what cargo compares.
+    let folder = step::target().join(match linking {
+        Linking::Static => "cross-static",
+        Linking::Dynamic => "cross",
+    });
+    let mut command = step::cargo();
+    command.args(["build", "--target", TARGET, "--target-dir"]).arg(&folder).args(arguments);
+    command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc");
+    command.env("CC_aarch64_unknown_linux_gnu", "aarch64-linux-gnu-gcc");
+    if linking == Linking::Static {
+        command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS", "-Ctarget-feature=+crt-static");
+    }
+    standard_library(&mut command)?;
+    if !command.status().context("cargo cannot be started")?.success() {
+        bail!("the build for {TARGET} failed");
+    }
+    Ok(folder.join(TARGET).join("debug"))
+}
+
+/// Lets cargo build the standard library where the toolchain has none for the target.
+fn standard_library(command: &mut Command) -> Result<()> {
+    let installed = rustc(&["--print", "target-libdir", "--target", TARGET])?;
+    if PathBuf::from(installed.trim()).exists() {
+        return Ok(());
+    }
+    let in_toolchain = PathBuf::from(rustc(&["--print", "sysroot"])?.trim()).join("lib/rustlib/src/rust/library");
+    if !in_toolchain.exists() {
+        command.env("__CARGO_TESTS_ONLY_SRC_ROOT", source_of_standard_library()?);
+    }
+    // The only way to have the stable compiler build its own library.
+    command.env("RUSTC_BOOTSTRAP", "1").arg("-Zbuild-std=std,panic_unwind");
+    Ok(())
+}
+
+fn source_of_standard_library() -> Result<PathBuf> {
+    let text = rustc(&["--version"])?;
+    let version = text.split(' ').nth(1).unwrap_or_default();
+    let sources = Pin::list(SOURCES)?;
+    let Some(pin) = sources.iter().find(|pin| pin.name().starts_with(&format!("rust-src_{version}+"))) else {
+        bail!("rustc {version} has no standard library for {TARGET}; `rustup target add {TARGET}` brings it");
+    };
+    let folder = archive::unpacked("rust-src", &[*pin])?;
+    Ok(folder.join(format!("usr/src/rustc-{version}/library")))
+}
+
+fn rustc(arguments: &[&str]) -> Result<String> {
+    let output = Command::new("rustc").current_dir(step::workspace()).args(arguments).output();
+    Ok(String::from_utf8_lossy(&output.context("rustc cannot be started")?.stdout).into_owned())
+}
