@@ -1,0 +1,634 @@
+/*
+ * Does this device answer as the rocket driver? Every rule of its interface, as a TAP test.
+ *
+ *     rocket NODE KERNEL        e.g. rocket /dev/accel/accel0 7.3
+ *
+ * KERNEL says whose answers are expected: `6.18` and `7.3` are mainline, `cairn` is either with our patches
+ * (interface 1.1: errors are reported, jobs may be batched). Where mainline would corrupt its memory or oops,
+ * the line is skipped and says so; nothing here makes a healthy kernel complain but the hung jobs, on purpose.
+ *
+ * SOURCE: drivers/accel/rocket and drivers/gpu/drm of Linux 6.18.15 and 7.3.4; function names stand at the checks.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* include/uapi/drm/rocket_accel.h and drm.h, to the byte. */
+struct create_bo { uint32_t size, handle; uint64_t dma, offset; };
+struct submit { uint64_t jobs; uint32_t job_count, job_struct_size; uint64_t reserved; };
+struct prep_bo { uint32_t handle, reserved; int64_t timeout_ns; };
+struct fini_bo { uint32_t handle, reserved; };
+struct gem_close { uint32_t handle, pad; };
+struct get_cap { uint64_t capability, value; };
+struct task { uint32_t regcmd, regcmd_count; };
+struct job {
+	uint64_t tasks, in_bo_handles, out_bo_handles;
+	uint32_t task_count, task_struct_size, in_bo_handle_count, out_bo_handle_count;
+	uint32_t flags, reserved; /* Interface 1.1. */
+};
+struct version {
+	int major, minor, patchlevel;
+	size_t name_len; char *name;
+	size_t date_len; char *date;
+	size_t desc_len; char *desc;
+};
+#define MAINLINE_JOB 40
+#define BATCHED 1u
+#define VERSION _IOWR('d', 0x00, struct version)
+#define GEM_CLOSE _IOW('d', 0x09, struct gem_close)
+#define GET_CAP _IOWR('d', 0x0c, struct get_cap)
+#define CREATE_BO _IOWR('d', 0x40, struct create_bo)
+#define SUBMIT _IOW('d', 0x41, struct submit)
+#define PREP_BO _IOW('d', 0x42, struct prep_bo)
+#define FINI_BO _IOW('d', 0x43, struct fini_bo)
+
+#define PAGE 4096u
+/* An address that no buffer object reaches: the core's fetch faults, and the watchdog ends the job. */
+#define WILD 0xf0000000u
+#define MS 1000000LL
+/* Longer than the watchdog needs on the slowest machine that simulates one. */
+#define LONG_TIME (60000 * MS)
+#define ACCEL_MAJOR 261
+
+static enum { MAINLINE_6_18, MAINLINE_7_3, CAIRN } kernel;
+static const char *node;
+
+/* ---- TAP ---- */
+static int lines, failures;
+
+static void line(int good, const char *name)
+{
+	printf("%sok %d - %s\n", good ? "" : "not ", ++lines, name);
+	failures += !good;
+	fflush(stdout);
+}
+
+static void skip(const char *name, const char *why)
+{
+	printf("ok %d - %s # SKIP %s\n", ++lines, name, why);
+}
+
+/* The result of a system call as one number: what it returned, or the error as a negative. */
+static long outcome(long result)
+{
+	return result == -1 ? -errno : result;
+}
+
+static void expect(long got, long wanted, const char *name)
+{
+	line(got == wanted, name);
+	if (got != wanted)
+		printf("# got %ld (%s), expected %ld (%s)\n", got, got < 0 ? strerror((int)-got) : "-", wanted,
+		       wanted < 0 ? strerror((int)-wanted) : "-");
+}
+
+static void bail(const char *what)
+{
+	printf("Bail out! %s: %s\n", what, strerror(errno));
+	exit(2);
+}
+
+/* ---- the interface ---- */
+static int64_t now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return time.tv_sec * 1000 * MS + time.tv_nsec;
+}
+
+static int open_node(void)
+{
+	int fd = open(node, O_RDWR | O_CLOEXEC);
+
+	if (fd < 0)
+		bail(node);
+	return fd;
+}
+
+static long prep(int fd, uint32_t handle, int64_t deadline)
+{
+	struct prep_bo prep = { .handle = handle, .timeout_ns = deadline };
+	long got;
+
+	do
+		got = outcome(ioctl(fd, PREP_BO, &prep));
+	while (got == -EINTR);
+	return got;
+}
+
+static long fini(int fd, uint32_t handle)
+{
+	struct fini_bo fini = { .handle = handle };
+
+	return outcome(ioctl(fd, FINI_BO, &fini));
+}
+
+static long gem_close(int fd, uint32_t handle)
+{
+	struct gem_close close = { .handle = handle };
+
+	return outcome(ioctl(fd, GEM_CLOSE, &close));
+}
+
+/* A wait that ended well: 6.18 returns what is left of the time, later kernels nothing. rocket_ioctl_prep_bo() */
+static int waited(long got)
+{
+	return kernel == MAINLINE_6_18 ? got > 0 : got == 0;
+}
+
+struct bo { uint32_t handle; uint32_t dma; uint64_t offset; uint8_t *map; };
+
+static struct bo create(int fd, uint32_t size)
+{
+	struct create_bo args = { .size = size };
+	struct bo bo;
+
+	if (ioctl(fd, CREATE_BO, &args))
+		bail("CREATE_BO");
+	bo = (struct bo){ args.handle, (uint32_t)args.dma, args.offset, NULL };
+	bo.map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)args.offset);
+	if (bo.map == MAP_FAILED)
+		bail("mmap");
+	return bo;
+}
+
+static long submit(int fd, const void *jobs, uint32_t count, uint32_t stride)
+{
+	struct submit args = { (uintptr_t)jobs, count, stride, 0 };
+
+	return outcome(ioctl(fd, SUBMIT, &args));
+}
+
+/* ---- a convolution: 8x8 pixels, 32 channels of 8 bits, 32 kernels of 1x1 ---- */
+struct word { uint16_t target; uint16_t offset; uint32_t value; };
+enum { CNA = 0x0201, CORE = 0x0801, DPU = 0x1001, RDMA = 0x2001, PC = 0x0101, MARKER = 0x0041, ENABLE = 0x0081 };
+enum { LINK = 50, WORDS = LINK + 4 };
+
+struct bed {
+	int fd;
+	struct bo features, weights, output, programs;
+};
+
+/* The program's words; `next` is the DMA address of the next program of a batch, or 0. */
+static void write_program(uint64_t *to, const struct bed *bed, uint32_t from_dma, uint32_t to_dma, uint32_t next)
+{
+	const struct word words[WORDS] = {
+		{ DPU, 0x4004, 0xe }, { RDMA, 0x5004, 0xe },
+		{ CNA, 0x100c, 0 }, { CNA, 0x1010, 0x90 }, { CNA, 0x1014, 0x9 },
+		{ CNA, 0x1020, 0x00080008 }, { CNA, 0x1024, 0x001f0020 }, { CNA, 0x1028, 8 }, { CNA, 0x102c, 64 },
+		{ CNA, 0x1030, 1024 }, { CNA, 0x1034, 32 }, { CNA, 0x1038, 0x01010020 }, { CNA, 0x1040, 0x39 },
+		{ CNA, 0x104c, 0xb }, { CNA, 0x1068, 0 }, { CNA, 0x1070, from_dma },
+		{ CNA, 0x107c, 32 }, { CNA, 0x1080, 32 }, { CNA, 0x1084, 0x00080008 }, { CNA, 0x1088, 32 },
+		{ CNA, 0x1110, bed->weights.dma }, { CNA, 0x1184, 0 },
+		{ CORE, 0x3010, 1 }, { CORE, 0x3014, 0x00070007 }, { CORE, 0x3018, 31 },
+		{ DPU, 0x400c, 0x1e4 }, { DPU, 0x4010, 0 }, { DPU, 0x4020, to_dma }, { DPU, 0x4024, 0x400 },
+		{ DPU, 0x4030, 7 }, { DPU, 0x4034, 7 }, { DPU, 0x403c, 0x001f001f }, { DPU, 0x4040, 0x00020053 },
+		{ DPU, 0x4050, 0x126 }, { DPU, 0x4054, 0 }, { DPU, 0x4058, 31 }, { DPU, 0x405c, 0x00070007 },
+		{ DPU, 0x4060, 0x41 }, { DPU, 0x4070, 0x83 }, { DPU, 0x4080, 0 }, { DPU, 0x4084, 1 }, { DPU, 0x4088, 0 },
+		{ DPU, 0x40c0, 0x800 },
+		{ RDMA, 0x500c, 7 }, { RDMA, 0x5010, 7 }, { RDMA, 0x5014, 31 }, { RDMA, 0x501c, 0 },
+		{ RDMA, 0x5020, bed->weights.dma }, { RDMA, 0x5034, 1 }, { RDMA, 0x5044, 0x7810 },
+		{ next ? PC : 0, next ? 0x0010 : 0, next }, { PC, 0x0014, next ? (WORDS + 1) / 2 - 1 : 0 },
+		{ MARKER, 0, 0 }, { ENABLE, 0x0008, 0x1d },
+	};
+
+	for (int i = 0; i < WORDS; i++)
+		to[i] = (uint64_t)words[i].target << 48 | (uint64_t)words[i].value << 16 | words[i].offset;
+}
+
+static struct bed open_bed(void)
+{
+	struct bed bed = { .fd = open_node() };
+
+	bed.features = create(bed.fd, PAGE);
+	bed.weights = create(bed.fd, PAGE);
+	bed.output = create(bed.fd, PAGE);
+	bed.programs = create(bed.fd, 2 * PAGE);
+	memset(bed.features.map, 1, PAGE);
+	memset(bed.weights.map, 1, PAGE);
+	memset(bed.output.map, 0x77, PAGE);
+	/* The first from features to output; the second from there back to the features. */
+	write_program((uint64_t *)bed.programs.map, &bed, bed.features.dma, bed.output.dma, 0);
+	write_program((uint64_t *)(bed.programs.map + PAGE), &bed, bed.output.dma, bed.features.dma, 0);
+	fini(bed.fd, bed.features.handle);
+	fini(bed.fd, bed.weights.handle);
+	fini(bed.fd, bed.output.handle);
+	fini(bed.fd, bed.programs.handle);
+	return bed;
+}
+
+static void close_bed(struct bed *bed)
+{
+	munmap(bed->features.map, PAGE);
+	munmap(bed->weights.map, PAGE);
+	munmap(bed->output.map, PAGE);
+	munmap(bed->programs.map, 2 * PAGE);
+	close(bed->fd);
+}
+
+static struct task program(const struct bed *bed, int which)
+{
+	return (struct task){ bed->programs.dma + which * PAGE, WORDS };
+}
+
+/* A job with one input and one output. */
+static struct job job_of(const struct task *tasks, uint32_t count, const uint32_t *in, const uint32_t *out)
+{
+	return (struct job){
+		.tasks = (uintptr_t)tasks, .task_count = count, .task_struct_size = sizeof(*tasks),
+		.in_bo_handles = (uintptr_t)in, .in_bo_handle_count = !!in,
+		.out_bo_handles = (uintptr_t)out, .out_bo_handle_count = !!out,
+	};
+}
+
+static int filled(const uint8_t *bytes, int value)
+{
+	for (int i = 0; i < 8 * 8 * 32; i++)
+		if (bytes[i] != value)
+			return 0;
+	return 1;
+}
+
+/* Runs the first program, which turns ones into 32. */
+static int runs(const struct bed *bed)
+{
+	struct task task = program(bed, 0);
+	struct job job = job_of(&task, 1, &bed->features.handle, &bed->output.handle);
+
+	memset(bed->output.map, 0x77, PAGE);
+	fini(bed->fd, bed->output.handle);
+	return !submit(bed->fd, &job, 1, MAINLINE_JOB) &&
+	       waited(prep(bed->fd, bed->output.handle, now() + LONG_TIME)) && filled(bed->output.map, 32);
+}
+
+/* ---- 8.1 node and version ---- */
+static void node_and_version(void)
+{
+	char name[8] = "-------", desc[64] = "";
+	struct version version = { .name_len = 3, .name = name, .desc_len = sizeof(desc), .desc = desc };
+	struct get_cap cap = { .capability = 5 };
+	struct pollfd ready;
+	struct stat stat;
+	int fd = open_node(), copy;
+
+	line(!fstat(fd, &stat) && S_ISCHR(stat.st_mode) && major(stat.st_rdev) == ACCEL_MAJOR,
+	     "the node is a character device of the accel major");
+	expect(outcome(open(node, O_RDWR | O_EXCL)), -EBUSY, "open with O_EXCL: EBUSY; drm_open_helper()");
+	expect(outcome(ioctl(fd, VERSION, &version)), 0, "VERSION is answered");
+	line(version.name_len == 6 && !memcmp(name, "roc----", 7),
+	     "VERSION fills the room that there is and tells the whole length; drm_copy_field()");
+	line(!strcmp(desc, "rocket DRM"), "VERSION describes the driver");
+	line(version.major == (kernel == CAIRN) && version.minor == (kernel == CAIRN) && version.patchlevel == 0,
+	     "VERSION is 0.0.0 on mainline, 1.1.0 with our patches");
+	version = (struct version){ .name_len = 6, .name = (char *)16 };
+	expect(outcome(ioctl(fd, VERSION, &version)), -EFAULT, "VERSION into nowhere: EFAULT");
+	expect(outcome(ioctl(fd, GET_CAP, &cap)), 0, "GET_CAP PRIME is answered");
+	line(cap.value == 3, "GET_CAP PRIME: import and export; drm_getcap()");
+	cap.capability = 1;
+	expect(outcome(ioctl(fd, GET_CAP, &cap)), -EOPNOTSUPP, "GET_CAP of a display's: EOPNOTSUPP");
+
+	expect(outcome(ioctl(fd, _IOWR('d', 0x5f, struct fini_bo), &cap)), -EINVAL,
+	       "a driver ioctl that does not exist: EINVAL; drm_ioctl()");
+	expect(outcome(ioctl(fd, _IOWR('e', 0x43, struct fini_bo), &cap)), -ENOTTY, "an ioctl of another type: ENOTTY");
+	expect(outcome(ioctl(fd, CREATE_BO, NULL)), -EFAULT, "an ioctl without its struct: EFAULT");
+
+	ready = (struct pollfd){ .fd = fd, .events = POLLIN | POLLOUT };
+	expect(outcome(poll(&ready, 1, 0)), 0, "poll has nothing to tell; drm_poll()");
+	copy = dup(fd);
+	close(fd);
+	version = (struct version){ 0 };
+	expect(outcome(ioctl(copy, VERSION, &version)), 0, "a duplicate outlives its original");
+	close(copy);
+	expect(outcome(ioctl(copy, VERSION, &version)), -EBADF, "a closed file: EBADF");
+}
+
+/* ---- 8.3 CREATE_BO, mmap, GEM_CLOSE ---- */
+static long map(int fd, uint64_t offset, size_t bytes, int flags)
+{
+	void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, (off_t)offset);
+
+	if (at == MAP_FAILED)
+		return -errno;
+	munmap(at, bytes);
+	return 0;
+}
+
+static void buffers(void)
+{
+	struct create_bo args = { .size = 0 };
+	int fd = open_node(), other = open_node(), zero = 1;
+	struct bo first = create(fd, 10), second = create(fd, 3 * PAGE), third = create(fd, PAGE), foreign;
+
+	line(first.handle == 1 && second.handle == 2 && third.handle == 3, "handles count from 1");
+	line(first.dma == 0 && second.dma == PAGE && third.dma == 4 * PAGE,
+	     "addresses ascend from 0 in whole pages; drm_mm_insert_node_generic()");
+	for (unsigned int i = 0; i < 3 * PAGE; i++)
+		zero &= !second.map[i];
+	line(zero, "a buffer object is zero-filled");
+	line(first.offset && !(first.offset % PAGE) && first.offset != second.offset, "offsets for mmap are whole pages");
+	expect(outcome(ioctl(fd, CREATE_BO, &args)), -ENOSPC,
+	       "CREATE_BO of nothing: ENOSPC; drm_gem_create_mmap_offset()");
+
+	expect(map(fd, second.offset, 3 * PAGE, MAP_SHARED), 0, "mmap of the whole object");
+	expect(map(fd, second.offset, PAGE, MAP_SHARED), 0, "mmap of its beginning");
+	expect(map(fd, second.offset + PAGE, PAGE, MAP_SHARED), -EINVAL,
+	       "mmap from its middle: EINVAL; drm_vma_offset_exact_lookup_locked()");
+	expect(map(fd, second.offset, 4 * PAGE, MAP_SHARED), -EINVAL, "mmap beyond its end: EINVAL");
+	expect(map(fd, 0, PAGE, MAP_SHARED), -EINVAL, "mmap of no object: EINVAL");
+	expect(map(fd, second.offset, PAGE, MAP_PRIVATE), -EINVAL, "a private mmap: EINVAL; drm_gem_shmem_mmap()");
+	foreign = create(other, PAGE);
+	line(foreign.handle == 1 && foreign.dma == 0, "every file has handles and addresses of its own");
+	expect(map(fd, foreign.offset, PAGE, MAP_SHARED), -EACCES,
+	       "mmap of another file's object: EACCES; drm_vma_node_is_allowed()");
+
+	second.map[5] = 77;
+	expect(gem_close(fd, second.handle), 0, "GEM_CLOSE");
+	line(second.map[5] == 77, "a mapping outlives GEM_CLOSE");
+	expect(gem_close(fd, second.handle), -EINVAL, "GEM_CLOSE once more: EINVAL; drm_gem_handle_delete()");
+	expect(prep(fd, second.handle, 0), -ENOENT, "PREP_BO of a closed handle: ENOENT; drm_gem_object_lookup()");
+	munmap(second.map, 3 * PAGE);
+	second = create(fd, 3 * PAGE);
+	line(second.handle == 2, "the lowest free handle is given again");
+	line(second.dma == PAGE, "the smallest hole that fits is given again");
+	line(!second.map[5], "memory that is given again is zero-filled");
+	munmap(first.map, 10);
+	munmap(second.map, 3 * PAGE);
+	munmap(third.map, PAGE);
+	munmap(foreign.map, PAGE);
+	close(fd);
+	close(other);
+}
+
+/* ---- 8.3 PREP_BO, FINI_BO of what is idle ---- */
+static void waits(void)
+{
+	int fd = open_node();
+	struct bo bo = create(fd, PAGE);
+	struct prep_bo args = { .handle = 99, .reserved = 1 };
+	struct fini_bo end = { .handle = 99, .reserved = 1 };
+	uint32_t short_struct = bo.handle;
+
+	expect(outcome(ioctl(fd, PREP_BO, &args)), -EINVAL, "PREP_BO with reserved bits: EINVAL, before the handle");
+	expect(prep(fd, 99, 0), -ENOENT, "PREP_BO of an unknown handle: ENOENT");
+	line(waited(prep(fd, bo.handle, 0)), "PREP_BO of what is idle polls well");
+	line(waited(prep(fd, bo.handle, -1)), "PREP_BO with a negative time polls; drm_timeout_abs_to_jiffies()");
+	line(waited(prep(fd, bo.handle, now() + 1000 * MS)), "PREP_BO of what is idle waits well");
+	expect(outcome(ioctl(fd, FINI_BO, &end)), -EINVAL, "FINI_BO with reserved bits: EINVAL");
+	expect(fini(fd, 99), -ENOENT, "FINI_BO of an unknown handle: ENOENT");
+	expect(fini(fd, bo.handle), 0, "FINI_BO");
+	expect(outcome(ioctl(fd, _IOW('d', 0x43, uint32_t), &short_struct)), 0,
+	       "a shorter struct is filled up with zeros; drm_ioctl()");
+	munmap(bo.map, PAGE);
+	close(fd);
+}
+
+/* ---- 8.3 SUBMIT: the ioctl ---- */
+static void submits(struct bed *bed)
+{
+	struct task task = program(bed, 0);
+	struct job job = job_of(&task, 1, &bed->features.handle, &bed->output.handle);
+	struct submit args = { .jobs = 16, .reserved = 1 };
+
+	expect(outcome(ioctl(bed->fd, SUBMIT, &args)), 0, "SUBMIT of no jobs: 0, before anything else; rocket_ioctl_submit()");
+	expect(submit(bed->fd, &job, 1, MAINLINE_JOB - 1), -EINVAL, "SUBMIT of too short jobs: EINVAL");
+	args = (struct submit){ (uintptr_t)&job, 1, MAINLINE_JOB, 1 };
+	expect(outcome(ioctl(bed->fd, SUBMIT, &args)), -EINVAL, "SUBMIT with reserved bits: EINVAL");
+	expect(submit(bed->fd, (void *)16, 1, MAINLINE_JOB), -EFAULT, "SUBMIT of jobs that are nowhere: EFAULT");
+	line(runs(bed), "a job runs and its result is there");
+}
+
+/* A job that is refused: mainline says nothing and attaches no fence, our patches say why. */
+static void refused(const struct bed *bed, struct job job, int error, int safe_on_6_18, const char *name)
+{
+	char text[200];
+	long got;
+
+	snprintf(text, sizeof(text), "%s: %s", name, kernel == CAIRN ? strerror(error) : "dropped in silence");
+	if (kernel == MAINLINE_6_18 && !safe_on_6_18) {
+		skip(text, "6.18 dereferences NULL or frees twice");
+		return;
+	}
+	got = submit(bed->fd, &job, 1, MAINLINE_JOB);
+	expect(got, kernel == CAIRN ? -error : 0, text);
+	snprintf(text, sizeof(text), "%s: nothing to wait for", name);
+	line(waited(prep(bed->fd, bed->output.handle, 0)), text);
+}
+
+static void refusals(struct bed *bed)
+{
+	const uint32_t unknown = 99, both[2] = { bed->output.handle, bed->output.handle };
+	struct task task = program(bed, 0), empty = { bed->programs.dma, 0 };
+	const struct job good = job_of(&task, 1, &bed->features.handle, &bed->output.handle);
+	struct job job = good;
+
+	job.task_count = 0;
+	refused(bed, job, EINVAL, 1, "a job of no tasks");
+	job = good;
+	job.task_struct_size = sizeof(task) - 1;
+	refused(bed, job, EINVAL, 0, "a job of too short tasks");
+	job = good;
+	job.tasks = 16;
+	refused(bed, job, EFAULT, 0, "a job whose tasks are nowhere");
+	job = good;
+	job.tasks = (uintptr_t)&empty;
+	refused(bed, job, EINVAL, 0, "a task of no commands");
+	job = good;
+	job.in_bo_handles = (uintptr_t)&unknown;
+	refused(bed, job, ENOENT, 0, "an unknown input handle");
+	job = good;
+	job.out_bo_handles = (uintptr_t)&unknown;
+	refused(bed, job, ENOENT, 0, "an unknown output handle");
+	job = good;
+	job.in_bo_handles = 16;
+	refused(bed, job, EFAULT, 0, "input handles that are nowhere");
+	job = good;
+	job.in_bo_handles = (uintptr_t)&bed->output.handle;
+	refused(bed, job, EALREADY, 1, "a handle in both lists");
+	job = good;
+	job.out_bo_handles = (uintptr_t)both;
+	job.out_bo_handle_count = 2;
+	refused(bed, job, EALREADY, 1, "a handle twice in a list");
+	line(runs(bed), "a job runs after those that were refused");
+}
+
+/* ---- 8.3 SUBMIT: structs that grow ---- */
+static void growth(struct bed *bed)
+{
+	struct { struct task task; uint64_t tail; } tasks[2] = { { program(bed, 0), 0 }, { program(bed, 1), 0 } };
+	struct { struct job job; uint64_t tail; } jobs[2] = {
+		{ job_of(&tasks[0].task, 1, &bed->features.handle, &bed->output.handle), 0 },
+		{ job_of(&tasks[1].task, 1, &bed->output.handle, &bed->features.handle), 0 },
+	};
+	long got;
+
+	memset(bed->features.map, 1, PAGE);
+	fini(bed->fd, bed->features.handle);
+	expect(submit(bed->fd, jobs, 2, sizeof(jobs[0])), 0, "longer jobs: the stride is the caller's");
+	line(waited(prep(bed->fd, bed->features.handle, now() + LONG_TIME)) && filled(bed->output.map, 32),
+	     "jobs run in order, and a job waits for the writer of its input");
+	/* 32 channels of 32 saturate 8 bits. */
+	line(filled(bed->features.map, 127), "the second job read what the first had written");
+	memset(bed->features.map, 1, PAGE);
+	fini(bed->fd, bed->features.handle);
+	jobs[0].job.task_count = 2;
+	jobs[0].job.task_struct_size = sizeof(tasks[0]);
+	memset(bed->output.map, 0x77, PAGE);
+	fini(bed->fd, bed->output.handle);
+	expect(submit(bed->fd, jobs, 1, sizeof(jobs[0])), 0, "longer tasks: the stride is the caller's");
+	waited(prep(bed->fd, bed->output.handle, now() + LONG_TIME));
+	line(filled(bed->output.map, 32) && filled(bed->features.map, 127), "tasks of a job run in order");
+	memset(bed->features.map, 1, PAGE);
+	fini(bed->fd, bed->features.handle);
+
+	jobs[0].job.task_count = 1;
+	jobs[0].tail = 1;
+	got = submit(bed->fd, jobs, 1, sizeof(jobs[0]));
+	expect(got, kernel == CAIRN ? -E2BIG : 0,
+	       kernel == CAIRN ? "a job with an unknown tail: E2BIG; copy_struct_from_user()" : "a job's tail is ignored");
+	waited(prep(bed->fd, bed->output.handle, now() + LONG_TIME));
+	jobs[0].tail = 0;
+	jobs[0].job.flags = 1u << 31;
+	got = submit(bed->fd, jobs, 1, sizeof(jobs[0]));
+	expect(got, kernel == CAIRN ? -EINVAL : 0, kernel == CAIRN ? "unknown flags: EINVAL" : "flags are ignored");
+	waited(prep(bed->fd, bed->output.handle, now() + LONG_TIME));
+	line(runs(bed), "a job runs after those with tails");
+}
+
+/* ---- 8.3 the watchdog ---- */
+static void watchdog(struct bed *bed)
+{
+	struct task task = { WILD, 8 };
+	struct job job = job_of(&task, 1, &bed->features.handle, &bed->output.handle);
+	int64_t start = now();
+	long got;
+
+	memset(bed->output.map, 0x77, PAGE);
+	fini(bed->fd, bed->output.handle);
+	expect(submit(bed->fd, &job, 1, MAINLINE_JOB), 0, "a job whose program is nowhere is accepted");
+	expect(prep(bed->fd, bed->output.handle, 0), -EBUSY, "PREP_BO polls what is busy: EBUSY");
+	expect(prep(bed->fd, bed->output.handle, 1), -EBUSY, "PREP_BO with a time that has passed polls: EBUSY");
+	line(waited(prep(bed->fd, bed->features.handle, 0)), "an input has no fence");
+	expect(prep(bed->fd, bed->output.handle, now() + 50 * MS), -ETIMEDOUT, "PREP_BO until its deadline: ETIMEDOUT");
+	got = prep(bed->fd, bed->output.handle, now() + LONG_TIME);
+	if (kernel == CAIRN)
+		expect(got, -EIO, "the watchdog ends the job, and PREP_BO says that it failed: EIO");
+	else
+		line(waited(got), "the watchdog ends the job, and PREP_BO reports a success; Q30");
+	printf("# the watchdog took %lld ms\n", (long long)((now() - start) / MS));
+	line(filled(bed->output.map, 0x77), "the output is as it was");
+	line(runs(bed), "the core runs the next job");
+}
+
+/* ---- 8.5 batched jobs ---- */
+static void batch(struct bed *bed)
+{
+	struct task tasks[2] = { program(bed, 0), program(bed, 1) };
+	struct job job = job_of(tasks, 2, NULL, &bed->output.handle);
+
+	if (kernel != CAIRN) {
+		skip("a batched job", "mainline has none");
+		return;
+	}
+	memset(bed->features.map, 1, PAGE);
+	memset(bed->output.map, 0x77, PAGE);
+	write_program((uint64_t *)bed->programs.map, bed, bed->features.dma, bed->output.dma, tasks[1].regcmd);
+	fini(bed->fd, bed->features.handle);
+	fini(bed->fd, bed->output.handle);
+	fini(bed->fd, bed->programs.handle);
+	job.flags = BATCHED;
+	expect(submit(bed->fd, &job, 1, sizeof(job)), 0, "a batched job is accepted");
+	line(waited(prep(bed->fd, bed->output.handle, now() + LONG_TIME)) && filled(bed->output.map, 32) &&
+	     filled(bed->features.map, 127), "its programs run one after the other");
+	tasks[0].regcmd += 8;
+	expect(submit(bed->fd, &job, 1, sizeof(job)), -EINVAL, "a batched program that is not aligned: EINVAL");
+}
+
+/* ---- several files, threads and processes ---- */
+static void *many_jobs(void *unused)
+{
+	struct bed bed = open_bed();
+	long good = 0;
+
+	(void)unused;
+	for (int i = 0; i < 10; i++)
+		good += runs(&bed);
+	close_bed(&bed);
+	return (void *)good;
+}
+
+static long four_threads(void)
+{
+	pthread_t threads[4];
+	long good = 0;
+
+	for (int i = 0; i < 4; i++)
+		if (pthread_create(&threads[i], NULL, many_jobs, NULL))
+			bail("pthread_create");
+	for (int i = 0; i < 4; i++) {
+		void *count;
+
+		pthread_join(threads[i], &count);
+		good += (long)count;
+	}
+	return good;
+}
+
+static void company(void)
+{
+	int status;
+	pid_t child = fork();
+
+	if (child < 0)
+		bail("fork");
+	if (!child)
+		_exit(four_threads() == 40 ? 0 : 1);
+	expect(four_threads(), 40, "four threads with a file each run ten jobs each");
+	waitpid(child, &status, 0);
+	expect(status, 0, "and so do four threads of a child at the same time");
+}
+
+int main(int argc, char **argv)
+{
+	struct bed bed;
+
+	if (argc != 3)
+		return fprintf(stderr, "usage: %s NODE 6.18|7.3|cairn\n", argv[0]), 2;
+	node = argv[1];
+	if (!strcmp(argv[2], "6.18"))
+		kernel = MAINLINE_6_18;
+	else if (!strcmp(argv[2], "7.3"))
+		kernel = MAINLINE_7_3;
+	else if (!strcmp(argv[2], "cairn"))
+		kernel = CAIRN;
+	else
+		return fprintf(stderr, "%s: no such kernel\n", argv[2]), 2;
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	printf("TAP version 13\n");
+	node_and_version();
+	buffers();
+	waits();
+	bed = open_bed();
+	submits(&bed);
+	refusals(&bed);
+	growth(&bed);
+	watchdog(&bed);
+	batch(&bed);
+	close_bed(&bed);
+	company();
+	printf("1..%d\n", lines);
+	return failures ? 1 : 0;
+}
