@@ -11,7 +11,10 @@ mod bless;
 mod check;
 mod cross;
 mod fuzz;
+mod kernel;
+mod kmod;
 mod need;
+mod patches;
 mod regs;
 mod run;
 mod step;
@@ -61,6 +64,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Applies, checks and compiles the kernel patches.
+    Patches,
     /// Measures latency, throughput and the simulator's speed.
     Bench {
         /// One of them; all where none is named.
@@ -78,6 +83,7 @@ fn main() -> ExitCode {
         Command::Cross { r#static, arguments } => {
             cross::run(if r#static { cross::Linking::Static } else { cross::Linking::Dynamic }, &arguments)
         }
+        Command::Patches => patches::run(),
         Command::Bench { which } => bench::run(which),
     };
     match outcome {

@@ -38,6 +38,13 @@ pub(crate) const CROSS_COMPILER: Need = Need {
     probe: &["aarch64-linux-gnu-gcc", "--version"],
     package: "gcc-aarch64-linux-gnu",
 };
+/// What builds kernel modules.
+pub(crate) const MAKE: Need = Need { name: "make", probe: &["make", "--version"], package: "make" };
+/// What the kernel's style check is written in.
+pub(crate) const PERL: Need =
+    Need { name: "perl", probe: &["perl", "-MEncode", "-MTerm::ANSIColor", "-e", "1"], package: "perl" };
+/// What source archives are packed with.
+pub(crate) const XZ: Need = Need { name: "xz", probe: &["xz", "--version"], package: "xz-utils" };
 /// The C library for the boards' processor.
 pub(crate) const CROSS_LIBC: Need = Need {
     name: "libc for aarch64",

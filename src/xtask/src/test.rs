@@ -1,7 +1,8 @@
 //! `cargo xtask test`: everything that needs no board.
 //!
 //! ```text
-//! format, lints ─▶ documentation ─▶ tests of every crate ─▶ tests across crates ─▶ fuzzing ─▶ one line of counts
+//! format, lints ─▶ documentation ─▶ tests of every crate ─▶ tests across crates ─▶ kernel patches ─▶ fuzzing
+//!  ─▶ one line of counts
 //! ```
 
 use std::process::ExitCode;
@@ -11,7 +12,7 @@ use anyhow::Result;
 
 use crate::need::{self, BROKER, BUS, BUSCTL, MQTT_CLIENTS, Need, PYTHON};
 use crate::step::{self, Counts};
-use crate::{check, fuzz};
+use crate::{check, fuzz, patches};
 
 /// TIMEOUT: each part of a cold run stays under 15 minutes on two cores; twice that.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -33,6 +34,7 @@ pub(crate) fn run(quick: bool) -> ExitCode {
     part(&mut counts, documentation);
     part(&mut counts, crates);
     part(&mut counts, |counts| across_crates(&missing, counts));
+    part(&mut counts, patches::test);
     if quick {
         counts.skip("fuzzing", "left out by --quick");
     } else {
