@@ -11,7 +11,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("npu-device", &[]),
     ("npu-sim", &["npu-regs", "npu-device"]),
     ("npu", &["npu-regs", "npu-device"]),
-    ("npu-shim", &["npu-sim", "npu-device"]),
+    ("npu-shim", &["npu-sim", "npu-device", "npu-regs"]),
     ("gpu", &[]),
     ("model", &[]),
     ("engine", &["npu", "gpu", "model", "npu-device"]),

@@ -1,12 +1,11 @@
 //! The kernel's rocket driver behind the seam.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags, open};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{BoInfo, Deadline, Device, Driver, DriverInfo, Errno, Error, Job, Mapping, Range, Result, abi};
@@ -46,8 +45,12 @@ struct File {
 
 impl File {
     fn open(node: &Path) -> Result<Self> {
-        let opened = open(node, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-        let fd = opened.map_err(|source| Error::Open { path: node.into(), source })?;
+        // Through the C library, as every call here, so that a preload library can stand in for the kernel.
+        let opened = OpenOptions::new().read(true).write(true).open(node);
+        let fd = OwnedFd::from(opened.map_err(|error| {
+            let source = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            Error::Open { path: node.into(), source }
+        })?);
         let (name, version) = version(&fd).map_err(|source| Error::Open { path: node.into(), source })?;
         if name != "rocket" {
             return Err(Error::NotRocket { path: node.into(), name });

@@ -49,6 +49,6 @@ mod tests;
 pub use cost::{CostModel, Work};
 pub use counters::Counters;
 pub use fault::{Direction, Fault};
-pub use kernel::{FaultRecord, Options, Simulator};
+pub use kernel::{FaultRecord, File, Options, Receipt, Simulator};
 pub use levers::{Lever, Levers, Rates};
 pub use quirks::Quirk;

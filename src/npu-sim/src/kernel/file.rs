@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -18,11 +19,24 @@ use crate::memory::{Journal, Segment, Space};
 /// TASK_NUMBER has 12 bits. SOURCE: npu-spec 2.3.
 const MAX_BATCH: usize = 4095;
 
-/// An open file.
-pub(super) struct File {
+/// One open file: what [`Simulator::open`](npu_device::Driver::open) returns behind the trait, with what a host needs beside it.
+pub struct File {
     shared: Arc<Shared>,
     id: FileId,
     table: Mutex<Table>,
+}
+
+/// What became of a queued job.
+#[derive(Clone, Debug)]
+pub struct Receipt {
+    /// The core that runs it.
+    pub core: usize,
+    /// How long it takes, by the cost model.
+    pub time: Duration,
+    /// When it ends, on the file's clock.
+    pub ends: Duration,
+    /// Why it never completes and the watchdog ends it.
+    pub fault: Option<FaultRecord>,
 }
 
 /// Buffer objects of a file.
@@ -32,8 +46,6 @@ struct Table {
     /// Closed while a job used them; their addresses stay taken until it ends.
     closing: Vec<Object>,
     addresses: AddressSpace,
-    /// Fake offsets for mmap never repeat.
-    next_offset: u64,
     /// What cores see, until an object comes or goes.
     space: Option<Space>,
     /// What the newest job wrote, and when it ends.
@@ -57,8 +69,39 @@ impl File {
         Self { shared, id, table: Mutex::default() }
     }
 
-    /// Queues one job, or says why not.
-    fn submit_job(&self, table: &mut Table, job: &Job<'_>) -> std::result::Result<(), Errno> {
+    /// Queues one job, or says why not, also where the driver would not.
+    ///
+    /// # Errors
+    /// Why the driver drops the job.
+    pub fn queue(&self, job: &Job<'_>) -> std::result::Result<Receipt, Errno> {
+        let queued = self.submit_job(&mut lock(&self.table), job);
+        if queued.is_err() {
+            lock(&self.shared.scheduler).counters.dropped_jobs += 1;
+        }
+        queued
+    }
+
+    /// As [`Device::create_bo`], in memory that the host maps: `map` gets the object's offset for mmap, which no other
+    /// object of this simulator has, and its length in bytes. Its memory must read as zeros.
+    ///
+    /// # Errors
+    /// Those of [`Device::create_bo`], and of `map`.
+    pub fn create_bo_in(
+        &self,
+        bytes: u32,
+        map: impl FnOnce(u64, usize) -> std::result::Result<Mapping, Errno>,
+    ) -> std::result::Result<BoInfo, Errno> {
+        let mut table = lock(&self.table);
+        table.reap(self.now());
+        table.create(bytes, &self.shared.next_offset, map)
+    }
+
+    /// When, on the file's clock, the jobs that write the object will have ended; nothing for an unknown handle.
+    pub fn busy_until(&self, handle: u32) -> Option<Duration> {
+        lock(&self.table).objects.get(&handle).map(|object| object.busy_until)
+    }
+
+    fn submit_job(&self, table: &mut Table, job: &Job<'_>) -> std::result::Result<Receipt, Errno> {
         table.check(job)?;
         let batched = job.flags.batched && self.shared.info.has_batched_submit();
         if batched && job.tasks.len() > MAX_BATCH {
@@ -76,10 +119,11 @@ impl File {
         let end = lock(&self.shared.scheduler).push(self.id, core, &outcome);
         table.unfinished = Some((end, table.space().clone(), outcome.journal));
         table.attach_fence(job.outputs, end, error_of(outcome.fault.as_ref().map(|(_, fault)| fault)));
-        if let Some((task, fault)) = outcome.fault {
-            self.shared.keep_fault(FaultRecord { core, task, fault });
+        let fault = outcome.fault.map(|(task, fault)| FaultRecord { core, task, fault });
+        if let Some(fault) = &fault {
+            self.shared.keep_fault(fault.clone());
         }
-        Ok(())
+        Ok(Receipt { core, time: outcome.time, ends: end, fault })
     }
 
     fn run(&self, table: &mut Table, job: &Job<'_>, core: usize, batched: bool, lever: Option<Lever>) -> Outcome {
@@ -89,7 +133,13 @@ impl File {
             return Outcome { time: crate::controller::WATCHDOG, fault: Some((0, fault)), ..Outcome::default() };
         }
         let order = Order { tasks: job.tasks, batched, lever, cost: &options.cost, work_limit: options.work_limit };
-        lock(&self.shared.cores[core]).run_job(table.space(), &order)
+        let space = table.space();
+        let mut guard = lock(&self.shared.cores[core]);
+        let core = &mut *guard;
+        match &self.shared.threads {
+            Some(threads) => threads.install(|| core.run_job(space, &order)),
+            None => core.run_job(space, &order),
+        }
     }
 
     fn prep(&self, handle: u32, sync: impl FnOnce(&Object) -> Result<u64, Errno>, deadline: Deadline) -> Result<()> {
@@ -180,16 +230,21 @@ impl Table {
         })
     }
 
-    fn create(&mut self, bytes: u32) -> std::result::Result<BoInfo, Errno> {
+    fn create(
+        &mut self,
+        bytes: u32,
+        next_offset: &AtomicU64,
+        map: impl FnOnce(u64, usize) -> std::result::Result<Mapping, Errno>,
+    ) -> std::result::Result<BoInfo, Errno> {
+        // SOURCE: `drm_mm_insert_node_in_range`, for the offset of an object without pages.
         if bytes == 0 {
-            return Err(Errno::INVAL);
+            return Err(Errno::NOSPC);
         }
         let mapped = u64::from(bytes).next_multiple_of(PAGE);
         let len = usize::try_from(mapped).map_err(|_| Errno::NOMEM)?;
-        let mapping = Mapping::anonymous(len)?;
+        let offset = next_offset.fetch_add(mapped, Ordering::Relaxed);
+        let mapping = map(offset, len)?;
         let dma = self.addresses.allocate(mapped).ok_or(Errno::NOSPC)?;
-        let offset = self.next_offset;
-        self.next_offset += mapped;
         // The kernel hands out the lowest free handle, from 1.
         // PANIC: a file has fewer objects than pages of address space.
         let handle = (1..).find(|handle| !self.objects.contains_key(handle)).expect("a free handle");
@@ -217,9 +272,8 @@ impl Device for File {
     }
 
     fn create_bo(&self, bytes: u32) -> Result<BoInfo> {
-        let mut table = lock(&self.table);
-        table.reap(self.now());
-        table.create(bytes).map_err(|source| Error::CreateBo { bytes, source })
+        let created = self.create_bo_in(bytes, |_, len| Mapping::anonymous(len));
+        created.map_err(|source| Error::CreateBo { bytes, source })
     }
 
     fn close_bo(&self, handle: u32) -> Result<()> {
@@ -239,13 +293,12 @@ impl Device for File {
     }
 
     fn submit(&self, jobs: &[Job<'_>]) -> Result<()> {
-        let mut table = lock(&self.table);
         for job in jobs {
-            if let Err(source) = self.submit_job(&mut table, job) {
-                lock(&self.shared.scheduler).counters.dropped_jobs += 1;
-                if self.shared.options.reports_dropped_jobs {
+            match self.queue(job) {
+                Err(source) if self.shared.options.reports_dropped_jobs => {
                     return Err(Error::Submit { jobs: jobs.len(), source });
                 }
+                _ => {}
             }
         }
         Ok(())

@@ -11,6 +11,8 @@ mod schedule;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::io;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,10 +22,13 @@ use crate::controller::Core;
 use crate::cost::CostModel;
 use crate::levers::{Lever, Levers};
 use crate::{Counters, Fault};
+pub use file::{File, Receipt};
 use schedule::Scheduler;
 
 /// Newest faults that are kept.
 const KEPT_FAULTS: usize = 1000;
+/// The offset for mmap of the first buffer object. SOURCE: `DRM_FILE_PAGE_OFFSET_START`.
+pub(crate) const FIRST_OFFSET: u64 = 1 << 32;
 
 /// What is simulated.
 #[derive(Clone, Debug)]
@@ -34,9 +39,9 @@ pub struct Options {
     pub batch_switched_off: bool,
     /// Cores. An RK3588 has three.
     pub cores: usize,
-    /// Whether PREP answers `ECANCELED` for a job that the watchdog killed. Mainline answers success.
+    /// Whether PREP answers `EIO` for a job that the watchdog killed, as with our kernel patch. Mainline answers success.
     pub reports_failed_jobs: bool,
-    /// Whether SUBMIT answers `EINVAL` for a job that it drops. Mainline answers success.
+    /// Whether SUBMIT says why it drops a job, as with our kernel patch. Mainline answers success.
     pub reports_dropped_jobs: bool,
     /// How long things take.
     pub cost: CostModel,
@@ -89,6 +94,10 @@ struct Shared {
     scheduler: Mutex<Scheduler>,
     injected: Mutex<Injected>,
     faults: Mutex<VecDeque<FaultRecord>>,
+    /// Offsets for mmap, which never repeat.
+    next_offset: AtomicU64,
+    /// Where jobs compute; nothing for rayon's global threads.
+    threads: Option<rayon::ThreadPool>,
 }
 
 /// Levers that wait for their job.
@@ -116,6 +125,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Simulator {
     /// An NPU after power-on.
     pub fn new(options: Options) -> Self {
+        Self::with_threads(options, None)
+    }
+
+    /// An NPU after power-on that computes on threads of its own: for processes whose global ones may be gone, as they
+    /// are after fork.
+    ///
+    /// # Errors
+    /// Threads that cannot be started.
+    pub fn isolated(options: Options) -> io::Result<Self> {
+        let threads = rayon::ThreadPoolBuilder::new().build().map_err(io::Error::other)?;
+        Ok(Self::with_threads(options, Some(threads)))
+    }
+
+    fn with_threads(options: Options, threads: Option<rayon::ThreadPool>) -> Self {
         let cores = options.cores.max(1);
         let batch_switched_off = options.batch_switched_off;
         let info = DriverInfo { name: "rocket".into(), version: options.version, batch_switched_off };
@@ -126,9 +149,21 @@ impl Simulator {
                 scheduler: Mutex::new(Scheduler::new(cores)),
                 injected: Mutex::default(),
                 faults: Mutex::default(),
+                next_offset: AtomicU64::new(FIRST_OFFSET),
+                threads,
                 options,
             }),
         }
+    }
+
+    /// Opens a file, as [`Driver::open`] does, with what a host needs beside the trait.
+    pub fn open_file(&self) -> File {
+        File::open(Arc::clone(&self.shared))
+    }
+
+    /// Lets time pass for every open file whose clock shows less than `until`.
+    pub fn pass_until(&self, until: Duration) {
+        lock(&self.shared.scheduler).pass_until(until);
     }
 
     /// Spoils the next job.
@@ -183,7 +218,7 @@ impl Default for Simulator {
 
 impl Driver for Simulator {
     fn open(&self) -> npu_device::Result<Arc<dyn Device>> {
-        Ok(Arc::new(file::File::open(Arc::clone(&self.shared))))
+        Ok(Arc::new(self.open_file()))
     }
 
     fn describe(&self) -> String {

@@ -130,6 +130,14 @@ impl Scheduler {
         }
     }
 
+    /// Lets time pass for every file until its clock shows `until`.
+    pub(super) fn pass_until(&mut self, until: Duration) {
+        let late = self.clocks.iter().filter(|(_, clock)| **clock < until).map(|(file, _)| *file);
+        for file in late.collect::<Vec<_>>() {
+            self.advance(file, until);
+        }
+    }
+
     /// Lets time pass for the file.
     pub(super) fn pass(&mut self, file: FileId, time: Duration) {
         self.advance(file, later(self.clocks[&file], time));
@@ -169,9 +177,9 @@ impl Counters {
     }
 }
 
-/// Whether the driver says that a job failed. SOURCE: `drm_sched_start`, which cancels what the watchdog killed.
+/// What a driver that reports failed jobs says of one. SOURCE: our kernel patch, which turns any fence error into EIO.
 pub(super) fn error_of(fault: Option<&Fault>) -> Option<Errno> {
-    fault.map(|_| Errno::CANCELED)
+    fault.map(|_| Errno::IO)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use npu_device::{Bo, Deadline, Driver, Errno, Job, JobFlags, Range, Task};
 use npu_regs::{Precision, Register, Word, pc};
 
+use crate::kernel::FIRST_OFFSET;
 use crate::testbed::{Bed, Conv, Stream, open};
 use crate::{Fault, Lever, Levers, Options, Rates, Simulator};
 
@@ -29,7 +30,7 @@ fn addresses_ascend_and_memory_is_zero() {
     assert_eq!([first.dma(), second.dma()], [0, 4096]);
     assert_eq!([first.handle(), second.handle()], [1, 2]);
     assert!(open(&mut first).iter().all(|byte| *byte == 0));
-    assert_eq!(device.create_bo(0).unwrap_err().errno(), Some(Errno::INVAL));
+    assert_eq!(device.create_bo(0).unwrap_err().errno(), Some(Errno::NOSPC));
 }
 
 #[test]
@@ -69,7 +70,7 @@ fn an_output_that_is_not_waited_for_is_stale() {
 
 /// What CREATE_BO said of a buffer of the bed: buffers of one size, in order.
 fn info(bo: &Bo) -> npu_device::BoInfo {
-    let map_offset = u64::from(bo.handle() - 1) * u64::from(bo.bytes());
+    let map_offset = FIRST_OFFSET + u64::from(bo.handle() - 1) * u64::from(bo.bytes());
     npu_device::BoInfo { handle: bo.handle(), bytes: bo.bytes(), dma: bo.dma(), map_offset }
 }
 
@@ -102,7 +103,7 @@ fn a_patched_driver_reports_dropped_and_failed_jobs() {
     bed.simulator.inject(Lever::Hang { task: 0 });
     bed.submit(&[&stream], false);
     let error = bed.device.prep_bo(bed.output.handle(), Deadline::Never).unwrap_err();
-    assert_eq!(error.errno(), Some(Errno::CANCELED));
+    assert_eq!(error.errno(), Some(Errno::IO));
 }
 
 #[test]
