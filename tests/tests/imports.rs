@@ -17,6 +17,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("engine", &["npu", "gpu", "model", "npu-device"]),
     ("api", &[]),
     ("kit", &["api"]),
+    ("store", &[]),
     ("serve", &["api", "engine", "kit"]),
     ("testkit", &["api"]),
     ("xtask", &["npu-regs"]),

@@ -1,7 +1,7 @@
 //! For tests: everything that a daemon meets outside, private to one test.
 //!
 //! [`Bus`] is a D-Bus daemon with our policy, [`Broker`] a mosquitto on a port of its own, [`Daemon`] a program of this
-//! workspace that says when it serves. All of them end with their value.
+//! workspace that says when it serves. All of them end with their value. [`Signer`] signs what a vendor would.
 
 #![forbid(unsafe_code)]
 
@@ -9,6 +9,7 @@ mod broker;
 mod bus;
 mod daemon;
 mod process;
+mod signer;
 
 use std::path::{Path, PathBuf};
 
@@ -16,6 +17,7 @@ pub use broker::{Broker, BrokerOptions};
 pub use bus::Bus;
 pub use daemon::{Daemon, build};
 pub use process::Process;
+pub use signer::Signer;
 
 /// The root of the workspace.
 pub fn workspace() -> PathBuf {

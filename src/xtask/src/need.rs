@@ -30,6 +30,11 @@ pub(crate) const BUSCTL: Need = Need { name: "busctl", probe: &["busctl", "--ver
 /// Python with virtual environments.
 pub(crate) const PYTHON: Need =
     Need { name: "python3 with venv", probe: &["python3", "-c", "import venv, ensurepip"], package: "python3-venv" };
+/// The tracer that ends a program at a system call of choice.
+pub(crate) const STRACE: Need = Need { name: "strace", probe: &["strace", "true"], package: "strace" };
+/// A file system of a test's own.
+pub(crate) const UNSHARE: Need =
+    Need { name: "unshare", probe: &["unshare", "--map-root-user", "--mount", "true"], package: "util-linux" };
 /// The C++ compiler that builds the fuzzing engine.
 pub(crate) const CXX: Need = Need { name: "c++", probe: &["c++", "--version"], package: "g++" };
 /// The compiler for the boards' processor.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::need::{self, BROKER, BUS, BUSCTL, MQTT_CLIENTS, Need, PYTHON};
+use crate::need::{self, BROKER, BUS, BUSCTL, MQTT_CLIENTS, Need, PYTHON, STRACE, UNSHARE};
 use crate::step::{self, Counts};
 use crate::{check, fuzz, patches};
 
@@ -21,6 +21,7 @@ const LIMIT: Duration = Duration::from_secs(30 * 60);
 const NEEDS: &[(&str, &[Need])] = &[
     ("clients", &[BUS, BROKER, MQTT_CLIENTS, BUSCTL, PYTHON]),
     ("cpu_reference", &[PYTHON]),
+    ("crashes", &[STRACE, UNSHARE]),
     ("dbus", &[BUS]),
     ("programs", &[BUS, BROKER]),
     ("mqtt", &[BUS, BROKER, MQTT_CLIENTS]),
@@ -28,7 +29,7 @@ const NEEDS: &[(&str, &[Need])] = &[
 
 /// Runs all of it and prints the counts; a part that cannot even start counts as failed.
 pub(crate) fn run(quick: bool) -> ExitCode {
-    let missing = need::provide(&[BUS, BROKER, MQTT_CLIENTS, BUSCTL, PYTHON]);
+    let missing = need::provide(&all_needs());
     let mut counts = Counts::default();
     part(&mut counts, check::style);
     part(&mut counts, documentation);
@@ -42,6 +43,17 @@ pub(crate) fn run(quick: bool) -> ExitCode {
     }
     report(&counts);
     if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Everything that a test file needs, each once.
+fn all_needs() -> Vec<Need> {
+    let mut all: Vec<Need> = Vec::new();
+    for need in NEEDS.iter().flat_map(|(_, needs)| *needs) {
+        if !all.contains(need) {
+            all.push(*need);
+        }
+    }
+    all
 }
 
 fn part(counts: &mut Counts, run: impl FnOnce(&mut Counts) -> Result<()>) {
