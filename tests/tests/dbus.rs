@@ -74,14 +74,16 @@ async fn every_live_object_is_as_its_contract_says() {
     for path in [NPU_ROOT, NPU_DEVICE, model_path("mnist").as_str(), job.as_str()] {
         let proxy = IntrospectableProxy::builder(&client).destination(NPU_NAME).path(path).build().await.unwrap();
         let live = parse(&proxy.introspect().await.unwrap());
-        for (name, contract) in CONTRACTS {
+        for &(name, contract) in CONTRACTS {
             if let Some(live) = live.get(name) {
                 assert_eq!(live, &parse(contract)[name], "{name} at {path}");
                 compared.insert(name);
             }
         }
     }
-    assert_eq!(compared.len(), CONTRACTS.len(), "only {compared:?} were found");
+    let expected =
+        ["org.cairn.Device1", "org.cairn.Inference1", "org.cairn.Job1", "org.cairn.Model1", "org.cairn.Models1"];
+    assert!(compared.iter().copied().eq(expected), "only {compared:?} were found");
 }
 
 #[tokio::test]

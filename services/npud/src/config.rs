@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use kit::bus::Bus;
 use serde::Deserialize;
-use zbus::connection;
 
 /// The configuration.
 #[derive(Clone, Debug, Deserialize)]
@@ -59,29 +59,6 @@ impl Config {
     pub(crate) fn metrics_period(&self) -> Result<Duration> {
         ensure!(self.metrics_seconds > 0, "setting metrics-seconds: is 0");
         Ok(Duration::from_secs(self.metrics_seconds))
-    }
-}
-
-/// Which bus.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Bus {
-    /// The system's.
-    #[default]
-    System,
-    /// The session's, for developers.
-    Session,
-    /// One at a D-Bus address.
-    Address(String),
-}
-
-impl Bus {
-    pub(crate) fn connect(&self) -> connection::Builder<'_> {
-        match self {
-            Self::System => connection::Builder::system(),
-            Self::Session => connection::Builder::session(),
-            Self::Address(address) => connection::Builder::address(address.as_str()),
-        }
     }
 }
 

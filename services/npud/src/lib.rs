@@ -22,7 +22,7 @@ use serve::dbus::Server;
 use tokio::sync::{Notify, broadcast};
 use tracing::{info, warn};
 
-pub use config::{Bus, Config, Fleet, HomeAssistant, Thermal};
+pub use config::{Config, Fleet, HomeAssistant, Thermal};
 
 /// Serves until the service manager asks to stop.
 ///
@@ -58,7 +58,7 @@ pub async fn run(driver: Arc<dyn Driver>, monitor: Option<Arc<dyn FaultMonitor>>
 async fn log_events(mut events: broadcast::Receiver<Event>) {
     loop {
         match events.recv().await {
-            Ok(Event::ContextReplaced { context, model, reason }) => {
+            Ok(Event::ContextReplaced { context, model, reason, .. }) => {
                 warn!(message_id = log::CONTEXT_REPLACED, context, model, reason, "a result could not be trusted");
             }
             Ok(Event::ModelLoaded(model)) => {

@@ -161,6 +161,8 @@ pub enum Event {
         model: String,
         /// Why the result could not be trusted.
         reason: String,
+        /// What the kernel said meanwhile, the last of several lines.
+        kernel_line: Option<String>,
     },
 }
 

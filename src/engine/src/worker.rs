@@ -33,6 +33,8 @@ pub(crate) struct Worker {
     /// The context; none after an untrusted result, until one is needed.
     device: Option<Arc<dyn Device>>,
     models: BTreeMap<String, Resident>,
+    /// What the kernel said during the last attempt.
+    heard: Option<String>,
 }
 
 /// A model in this worker, with its session in the present context. A fresh context has none until one is needed.
@@ -73,7 +75,7 @@ pub(crate) fn run(mut worker: Worker) {
 
 impl Worker {
     pub(crate) fn new(index: usize, shared: Arc<Shared>, device: Arc<dyn Device>) -> Self {
-        Self { index, shared, device: Some(device), models: BTreeMap::new() }
+        Self { index, shared, device: Some(device), models: BTreeMap::new(), heard: None }
     }
 
     /// The present context, or a fresh one.
@@ -196,14 +198,15 @@ impl Worker {
             empty => empty.insert(Session::new(model, &device).map_err(Attempt::Fatal)?),
         };
         let faults = self.shared.monitor.as_ref().map(|monitor| monitor.faults());
-        let result = session.run(inputs, self.shared.options.patience)?;
-        if let Some((monitor, before)) = self.shared.monitor.as_ref().zip(faults)
-            && monitor.faults() != before
-        {
-            let line = monitor.last().unwrap_or_default();
-            return Err(Attempt::Untrusted(format!("the kernel reported {line:?}")));
+        let result = session.run(inputs, self.shared.options.patience);
+        let monitor = self.shared.monitor.as_ref().zip(faults);
+        self.heard = monitor
+            .filter(|(monitor, before)| monitor.faults() != *before)
+            .map(|(monitor, _)| monitor.last().unwrap_or_default());
+        match (&self.heard, result) {
+            (Some(line), Ok(_)) => Err(Attempt::Untrusted(format!("the kernel reported {line:?}"))),
+            (_, result) => result,
         }
-        Ok(result)
     }
 
     /// Leaves the present context, whose state nobody knows.
@@ -213,7 +216,8 @@ impl Worker {
         }
         self.device = None;
         Tally::add(&self.shared.tally.contexts_replaced, 1);
-        let event = Event::ContextReplaced { context: self.index, model: model.info.name.clone(), reason };
+        let (model, kernel_line) = (model.info.name.clone(), self.heard.take());
+        let event = Event::ContextReplaced { context: self.index, model, reason, kernel_line };
         // Nobody listening is not an error.
         let _ = self.shared.events.send(event);
     }

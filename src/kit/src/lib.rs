@@ -3,10 +3,11 @@
 //! ```text
 //! arguments ─▶ configuration ─▶ log ─▶ (the daemon's own work) ─▶ ready ─▶ keep-alive … ─▶ shutdown
 //! ```
-//! [`mqtt`] is the link to the broker; [`identity`] the name of this machine towards the outside.
+//! [`bus`] is what daemons share on D-Bus; [`mqtt`] is the link to the broker; [`identity`] the name of this machine towards the outside.
 
 #![forbid(unsafe_code)]
 
+pub mod bus;
 pub mod config;
 pub mod identity;
 pub mod log;

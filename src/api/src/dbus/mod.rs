@@ -7,6 +7,10 @@
 //! /org/cairn/Npu1/device/npu0     org.cairn.Device1
 //! /org/cairn/Npu1/model/<name>    org.cairn.Model1, org.cairn.Inference1
 //! /org/cairn/Npu1/job/<number>    org.cairn.Job1
+//!
+//! /org/cairn/Health1                     org.cairn.Health1, org.freedesktop.DBus.ObjectManager
+//! /org/cairn/Health1/incident/<number>   org.cairn.Incident1
+//! /org/cairn/Health1/job/<number>        org.cairn.Job1
 //! ```
 
 mod blob;
@@ -18,8 +22,8 @@ use zbus::OwnedObjectPath;
 
 pub use blob::{Blob, INLINE_BYTES, seal, unseal};
 pub use proxies::{
-    AuthorityProxy, Details, Device1Proxy, Inference1Proxy, Job1Proxy, Model1Proxy, Models1Proxy, Options, Seen,
-    TensorDescription, WireTensor,
+    AuthorityProxy, Check, Details, Device1Proxy, Health1Proxy, Incident1Proxy, Inference1Proxy, Job1Proxy,
+    Model1Proxy, Models1Proxy, Options, Seen, TensorDescription, WireTensor,
 };
 
 /// Bus name of the daemon that owns the NPU.
@@ -31,9 +35,20 @@ pub const NPU_DEVICE: &str = "/org/cairn/Npu1/device/npu0";
 /// Polkit action of `LoadModel` and `UnloadModel`.
 pub const MANAGE_MODELS: &str = "org.cairn.npu1.manage-models";
 
+/// Bus name of the daemon that watches the machine's health.
+pub const HEALTH_NAME: &str = "org.cairn.Health1";
+/// Its root object.
+pub const HEALTH_ROOT: &str = "/org/cairn/Health1";
+/// Polkit action of `RunSelfTest`.
+pub const RUN_SELF_TEST: &str = "org.cairn.health1.run-self-test";
+/// Polkit action of `CreateSupportBundle` and `OpenSupportBundle`.
+pub const CREATE_SUPPORT_BUNDLE: &str = "org.cairn.health1.create-support-bundle";
+
 /// The contracts, one XML document per interface.
-pub const CONTRACTS: [(&str, &str); 5] = [
+pub const CONTRACTS: &[(&str, &str)] = &[
     ("org.cairn.Device1", include_str!("../../dbus/org.cairn.Device1.xml")),
+    ("org.cairn.Health1", include_str!("../../dbus/org.cairn.Health1.xml")),
+    ("org.cairn.Incident1", include_str!("../../dbus/org.cairn.Incident1.xml")),
     ("org.cairn.Inference1", include_str!("../../dbus/org.cairn.Inference1.xml")),
     ("org.cairn.Job1", include_str!("../../dbus/org.cairn.Job1.xml")),
     ("org.cairn.Model1", include_str!("../../dbus/org.cairn.Model1.xml")),
@@ -56,9 +71,17 @@ pub fn model_path(name: &str) -> OwnedObjectPath {
     path.try_into().expect("every byte of the name was made valid")
 }
 
-/// The object of a job.
-pub fn job_path(number: u64) -> OwnedObjectPath {
-    format!("{NPU_ROOT}/job/{number}").try_into().expect("a number is a valid path element")
+/// The object of a job of the daemon whose root object is `root`.
+///
+/// # Panics
+/// Where `root` is no object path.
+pub fn job_path(root: &str, number: u64) -> OwnedObjectPath {
+    format!("{root}/job/{number}").try_into().expect("a root is an object path, a number a valid element")
+}
+
+/// The object of an incident.
+pub fn incident_path(number: u64) -> OwnedObjectPath {
+    format!("{HEALTH_ROOT}/incident/{number}").try_into().expect("a number is a valid path element")
 }
 
 #[cfg(test)]

@@ -16,6 +16,9 @@ pub type Seen = (String, u32, f64, (f64, f64, f64, f64));
 /// What a model wants or gives: name, datatype, shape, scale, zero point.
 pub type TensorDescription = (String, String, Vec<u64>, f64, i32);
 
+/// A check of a self-test: its name, whether it passed, what was seen.
+pub type Check = (String, bool, String);
+
 /// Answers with one model.
 #[zbus::proxy(interface = "org.cairn.Inference1", default_service = "org.cairn.Npu1", assume_defaults = false)]
 pub trait Inference1 {
@@ -127,7 +130,7 @@ pub trait Device1 {
     fn counters(&self) -> zbus::Result<HashMap<String, u64>>;
     /// A context was replaced.
     #[zbus(signal)]
-    fn context_replaced(&self, context: u32, model: &str, reason: &str) -> zbus::Result<()>;
+    fn context_replaced(&self, context: u32, model: &str, reason: &str, kernel_line: &str) -> zbus::Result<()>;
 }
 
 /// Work that takes longer than a method call may.
@@ -145,6 +148,9 @@ pub trait Job1 {
     /// What it made.
     #[zbus(property)]
     fn result(&self) -> zbus::Result<OwnedObjectPath>;
+    /// What else the work found out.
+    #[zbus(property)]
+    fn details(&self) -> zbus::Result<Details>;
     /// Why it failed: error name and text.
     #[zbus(property)]
     fn error(&self) -> zbus::Result<(String, String)>;
@@ -153,6 +159,89 @@ pub trait Job1 {
     /// It ended.
     #[zbus(signal)]
     fn completed(&self, state: &str) -> zbus::Result<()>;
+}
+
+/// How the machine is.
+#[zbus::proxy(
+    interface = "org.cairn.Health1",
+    default_service = "org.cairn.Health1",
+    default_path = "/org/cairn/Health1"
+)]
+pub trait Health1 {
+    /// How it is, in one word.
+    #[zbus(property)]
+    fn state(&self) -> zbus::Result<String>;
+    /// Why it is not healthy.
+    #[zbus(property)]
+    fn reasons(&self) -> zbus::Result<Vec<String>>;
+    /// How hot it is.
+    #[zbus(property)]
+    fn thermal_level(&self) -> zbus::Result<String>;
+    /// Why it started last.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn reset_reason(&self) -> zbus::Result<String>;
+    /// The kernel's name of this boot.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn boot_id(&self) -> zbus::Result<String>;
+    /// What is measured.
+    #[zbus(property(emits_changed_signal = "false"))]
+    fn gauges(&self) -> zbus::Result<HashMap<String, f64>>;
+    /// What was counted.
+    #[zbus(property(emits_changed_signal = "false"))]
+    fn counters(&self) -> zbus::Result<HashMap<String, u64>>;
+    /// Starts a self-test. Returns the job; its details are `passed` and `checks`, [`Check`]s.
+    fn run_self_test(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+    /// Starts to gather a support bundle. Returns the job; its details are `name` and `bytes`.
+    fn create_support_bundle(&self, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+    /// Opens a support bundle.
+    fn open_support_bundle(&self, name: &str, options: Options<'_>) -> zbus::Result<zbus::wire::OwnedFd>;
+}
+
+/// Something that went wrong, once.
+#[zbus::proxy(interface = "org.cairn.Incident1", default_service = "org.cairn.Health1", assume_defaults = false)]
+pub trait Incident1 {
+    /// Unique for ever.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn id(&self) -> zbus::Result<String>;
+    /// What happened.
+    #[zbus(property)]
+    fn class(&self) -> zbus::Result<String>;
+    /// Whether lines may still join.
+    #[zbus(property)]
+    fn state(&self) -> zbus::Result<String>;
+    /// How bad it is.
+    #[zbus(property)]
+    fn severity(&self) -> zbus::Result<String>;
+    /// The device.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn device(&self) -> zbus::Result<String>;
+    /// The core of the NPU, or -1.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn core(&self) -> zbus::Result<i32>;
+    /// Who suffered.
+    #[zbus(property)]
+    fn subject(&self) -> zbus::Result<String>;
+    /// The model that ran.
+    #[zbus(property)]
+    fn model(&self) -> zbus::Result<String>;
+    /// What the kernel said.
+    #[zbus(property)]
+    fn lines(&self) -> zbus::Result<Vec<String>>;
+    /// How often it was seen.
+    #[zbus(property)]
+    fn count(&self) -> zbus::Result<u32>;
+    /// When it began, milliseconds since 1970.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn first_seen(&self) -> zbus::Result<u64>;
+    /// When it was last seen.
+    #[zbus(property)]
+    fn last_seen(&self) -> zbus::Result<u64>;
+    /// What should be done.
+    #[zbus(property)]
+    fn suggested_action(&self) -> zbus::Result<String>;
+    /// What was done.
+    #[zbus(property)]
+    fn taken_action(&self) -> zbus::Result<String>;
 }
 
 /// The part of polkit that asks whether a caller may do something.

@@ -6,7 +6,11 @@
 //! cairn/<device>/models/<model>/meta        what a model is, JSON, retained; empty when it is gone
 //! cairn/<device>/infer/<model>/request      a request to this device
 //! cairn/pool/infer/<model>/request          a request to whichever device of the fleet is free
+//! cairn/<device>/health/state               online | offline, retained; offline is the last will
+//! cairn/<device>/health/summary             how the machine is, JSON, retained
+//! cairn/<device>/health/incident            something that went wrong, JSON; `id` tells a repetition
 //! homeassistant/device/<id>/config          Home Assistant's device discovery, retained
+//! homeassistant/device/<id>_health/config   that of the health sensors of the same device
 //! ```
 //!
 //! A request is a picture (`image/jpeg`, `image/png`), a JSON object as in the Open Inference Protocol
@@ -16,12 +20,14 @@
 //! Every error is a reply: `{"id": …, "error": {"code": …, "message": …}}`.
 
 mod frame;
+mod health;
 mod home_assistant;
 mod reply;
 mod topics;
 
 pub use frame::{Envelope, Form, Frame, FrameBody, decode_request, envelope};
-pub use home_assistant::discovery;
+pub use health::{HealthIncident, HealthSummary};
+pub use home_assistant::{discovery, health_discovery};
 pub use reply::{InferReply, Metrics, ModelMeta, OutputTensor, SeenObject, TensorMeta, TimingMicros, encode_failure};
 pub use topics::{Address, Topics, is_segment};
 

@@ -74,6 +74,26 @@ impl Topics {
         format!("cairn/pool/infer/{model}/request")
     }
 
+    /// Whether the health daemon watches.
+    pub fn health_state(&self) -> String {
+        format!("cairn/{}/health/state", self.device)
+    }
+
+    /// How the machine is.
+    pub fn health_summary(&self) -> String {
+        format!("cairn/{}/health/summary", self.device)
+    }
+
+    /// Something that went wrong.
+    pub fn health_incident(&self) -> String {
+        format!("cairn/{}/health/incident", self.device)
+    }
+
+    /// Home Assistant's discovery of the health sensors of this device.
+    pub fn home_assistant_health(&self) -> String {
+        format!("homeassistant/device/{}_health/config", self.home_assistant_id())
+    }
+
     /// Home Assistant's discovery of this device.
     pub fn home_assistant(&self) -> String {
         format!("homeassistant/device/{}/config", self.home_assistant_id())

@@ -66,8 +66,13 @@ impl Device {
     }
 
     #[zbus(signal)]
-    async fn context_replaced(emitter: &SignalEmitter<'_>, context: u32, model: &str, reason: &str)
-    -> zbus::Result<()>;
+    async fn context_replaced(
+        emitter: &SignalEmitter<'_>,
+        context: u32,
+        model: &str,
+        reason: &str,
+        kernel_line: &str,
+    ) -> zbus::Result<()>;
 }
 
 /// A thermal level as interfaces name it.

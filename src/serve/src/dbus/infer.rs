@@ -8,13 +8,12 @@ use api::mqtt::SeenObject;
 use api::tensor::{Datatype, OptionValue, Options, Tensor};
 use api::{ErrorCode, Failure, Result};
 use engine::{Engine, ModelInfo};
+use kit::bus::{Clients, WireOptions};
 use tracing::Instrument as _;
 use zbus::Variant;
 use zbus::message::Header;
 use zbus::wire::OwnedVariant;
 
-use super::WireOptions;
-use super::clients::Clients;
 use crate::request::{self, Answer, Body};
 
 /// The largest encoded picture.

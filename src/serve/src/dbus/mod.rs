@@ -6,32 +6,26 @@
 //! Who may call what is decided twice: the bus policy lets only the group `cairn-infer` call at all, and polkit is asked
 //! before models are loaded or unloaded. Without polkit on the machine only root and the daemon's own user may.
 
-mod authority;
-mod clients;
 mod device;
 mod infer;
-mod job;
 mod model;
 mod models;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api::dbus::{NPU_DEVICE, NPU_NAME, NPU_ROOT, model_path};
 use engine::{Engine, Event, ModelInfo, ThermalLevel};
+use kit::bus::{Authority, Clients, Jobs};
 use tokio::sync::Mutex;
 use tokio::sync::broadcast::error::RecvError;
 use zbus::object_server::SignalEmitter;
-use zbus::wire::OwnedVariant;
 use zbus::{Connection, connection};
 
 use crate::{Error, Result};
-use authority::Authority;
-use clients::Clients;
 pub(crate) use device::thermal_name;
 use device::{Device, DeviceSignals as _};
 use infer::Inference;
-use job::Jobs;
 use model::Model;
 use models::Models;
 
@@ -67,7 +61,7 @@ impl Server {
 
     async fn serve(&self) -> zbus::Result<()> {
         let authority = Authority::new(&self.connection).await?;
-        let jobs = Jobs::new(self.connection.clone(), self.clients.clone(), authority.clone());
+        let jobs = Jobs::new(self.connection.clone(), NPU_ROOT, self.clients.clone(), authority.clone());
         let models = Models { engine: self.engine.clone(), objects: Arc::clone(&self.objects), jobs, authority };
         let server = self.connection.object_server();
         server.at(NPU_ROOT, zbus::fdo::ObjectManager).await?;
@@ -90,9 +84,10 @@ impl Server {
                 }
             };
             match event {
-                Ok(Event::ContextReplaced { context, model, reason }) => {
+                Ok(Event::ContextReplaced { context, model, reason, kernel_line }) => {
                     let context = u32::try_from(context).unwrap_or(u32::MAX);
-                    self.device_signals().map_err(Error::Bus)?.context_replaced(context, &model, &reason).await
+                    let line = kernel_line.unwrap_or_default();
+                    self.device_signals().map_err(Error::Bus)?.context_replaced(context, &model, &reason, &line).await
                 }
                 Ok(Event::ModelLoaded(_) | Event::ModelUnloaded(_)) | Err(RecvError::Lagged(_)) => {
                     self.objects.sync().await
@@ -156,16 +151,5 @@ impl Objects {
             served.insert(name, model);
         }
         Ok(())
-    }
-}
-
-/// Options as a method receives them.
-type WireOptions = HashMap<String, OwnedVariant>;
-
-/// Refuses every option: for methods that know none.
-fn no_options(options: &WireOptions) -> api::Result<()> {
-    match options.keys().next() {
-        Some(key) => Err(api::Failure::invalid_args(format!("unknown option {key:?}"))),
-        None => Ok(()),
     }
 }

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use api::dbus::{MANAGE_MODELS, model_path};
 use api::{Failure, Result};
 use engine::Engine;
+use kit::bus::{Authority, Found, JobHandle, Jobs, WireOptions, no_options};
 use zbus::OwnedObjectPath;
 use zbus::message::Header;
 
-use super::authority::Authority;
-use super::job::{JobHandle, Jobs};
-use super::{Objects, WireOptions, no_options};
+use super::Objects;
 use crate::request::failure;
 
 /// Which models the daemon holds.
@@ -39,7 +38,7 @@ impl Models {
         }
         self.authority.check(&call, MANAGE_MODELS).await?;
         let client = call.sender().map(|name| name.as_str().to_owned());
-        let job = self.jobs.create("load-model", client).await?;
+        let job = self.jobs.create("load-model", MANAGE_MODELS, client).await?;
         let path = job.path();
         tokio::spawn(load(self.engine.clone(), Arc::clone(&self.objects), folder, job));
         Ok(path)
@@ -74,7 +73,7 @@ async fn load(engine: Engine, objects: Arc<Objects>, folder: PathBuf, job: JobHa
     let served = objects.sync().await;
     let result = result.map_err(|error| failure(&error)).and_then(|model| {
         served?;
-        Ok(model_path(&model.name))
+        Ok(Found { object: Some(model_path(&model.name)), ..Found::default() })
     });
     job.finish(result).await;
 }

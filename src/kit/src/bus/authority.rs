@@ -1,4 +1,4 @@
-//! Who may manage models.
+//! Who may do what a contract reserves.
 
 use std::collections::HashMap;
 
@@ -16,13 +16,17 @@ const ALLOW_USER_INTERACTION: u32 = 1;
 
 /// Asks polkit, or where there is none, the caller's user.
 #[derive(Clone, Debug)]
-pub(super) struct Authority {
+pub struct Authority {
     bus: DBusProxy<'static>,
     polkit: AuthorityProxy<'static>,
 }
 
 impl Authority {
-    pub(super) async fn new(connection: &Connection) -> zbus::Result<Self> {
+    /// Looks for polkit on the bus of `connection` whenever it is asked.
+    ///
+    /// # Errors
+    /// Where the bus refuses.
+    pub async fn new(connection: &Connection) -> zbus::Result<Self> {
         Ok(Self { bus: DBusProxy::new(connection).await?, polkit: AuthorityProxy::new(connection).await? })
     }
 
@@ -30,7 +34,7 @@ impl Authority {
     ///
     /// # Errors
     /// `AccessDenied`.
-    pub(super) async fn check(&self, call: &Header<'_>, action: &str) -> Result<()> {
+    pub async fn check(&self, call: &Header<'_>, action: &str) -> Result<()> {
         let sender = call.sender().ok_or_else(|| denied("the call has no sender"))?;
         if !self.polkit_exists().await? {
             return self.check_user(sender.as_str()).await;

@@ -12,14 +12,17 @@ const LEAVING: usize = 256;
 
 /// Tells when a client leaves the bus.
 #[derive(Clone, Debug)]
-pub(super) struct Clients {
+pub struct Clients {
     bus: DBusProxy<'static>,
     left: broadcast::Sender<String>,
 }
 
 impl Clients {
     /// Watches the bus from now on.
-    pub(super) async fn watch(connection: &Connection) -> zbus::Result<Self> {
+    ///
+    /// # Errors
+    /// Where the bus refuses.
+    pub async fn watch(connection: &Connection) -> zbus::Result<Self> {
         let bus = DBusProxy::new(connection).await?;
         // Only names that lost their owner: the third argument is empty.
         let mut changes = bus.receive_name_owner_changed_with_args(&[(2, "")]).await?;
@@ -37,7 +40,7 @@ impl Clients {
     }
 
     /// Returns when the sender of a call has left. Never for a message without a sender.
-    pub(super) async fn gone(&self, call: &Header<'_>) {
+    pub async fn gone(&self, call: &Header<'_>) {
         match call.sender() {
             Some(sender) => self.left(sender.as_str()).await,
             None => std::future::pending().await,
@@ -45,7 +48,7 @@ impl Clients {
     }
 
     /// Returns when `client`, a unique name, has left, also where it had left before.
-    pub(super) async fn left(&self, client: &str) {
+    pub async fn left(&self, client: &str) {
         let mut left = self.left.subscribe();
         if !self.is_present(client).await {
             return;
