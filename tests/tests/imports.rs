@@ -18,6 +18,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("api", &[]),
     ("kit", &["api"]),
     ("store", &[]),
+    ("provision", &[]),
     ("serve", &["api", "engine", "kit"]),
     ("testkit", &["api"]),
     ("xtask", &["npu-regs"]),

@@ -7,6 +7,7 @@
 mod annotate;
 mod infer;
 mod models;
+mod provision;
 mod status;
 
 use std::io::Write;
@@ -39,6 +40,9 @@ enum Command {
     /// Load or unload a model
     #[command(subcommand)]
     Model(models::Change),
+    /// Look at a cairn.toml at your desk
+    #[command(subcommand)]
+    Provision(provision::Provision),
     /// List the devices and what they counted
     Devices,
     /// Show load and counters, again and again
@@ -54,13 +58,18 @@ enum Command {
 /// # Errors
 /// Where the bus or the daemon refuses, or a file cannot be read or written.
 pub async fn run(arguments: Arguments, out: &mut impl Write) -> Result<()> {
+    let mut printer = Printer { json: arguments.json, out };
+    // The only command that asks no daemon.
+    if let Command::Provision(command) = &arguments.command {
+        return provision::run(command, &mut printer);
+    }
     let bus = arguments.bus.as_deref().map_or_else(connection::Builder::system, connection::Builder::address);
     let connection = bus.build().await.context("connect to the bus")?;
-    let mut printer = Printer { json: arguments.json, out };
     match arguments.command {
         Command::Infer(infer) => infer::run(&connection, &infer, &mut printer).await,
         Command::Models => models::list(&connection, &mut printer).await,
         Command::Model(change) => models::change(&connection, &change, &mut printer).await,
+        Command::Provision(command) => provision::run(&command, &mut printer),
         Command::Devices => status::devices(&connection, &mut printer).await,
         Command::Top { once } => status::top(&connection, once, &mut printer).await,
     }

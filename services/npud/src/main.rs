@@ -28,7 +28,8 @@ struct Arguments {
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     kit::log::start("npud", &arguments.common.log)?;
-    let config = kit::config::load("npud", arguments.common.config.as_deref())?;
+    let mut config: npud::Config = kit::config::load("npud", arguments.common.config.as_deref())?;
+    config.mqtt = kit::mqtt::or_provisioned(config.mqtt)?;
     let (driver, monitor) = open(&arguments);
     tokio::runtime::Runtime::new()?.block_on(npud::run(driver, monitor, config))
 }

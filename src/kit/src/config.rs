@@ -27,7 +27,7 @@ pub fn load<T: DeserializeOwned + Default>(daemon: &str, path: Option<&Path>) ->
     }
 }
 
-fn parse<T: DeserializeOwned>(text: &str, file: &Path) -> Result<T> {
+pub(crate) fn parse<T: DeserializeOwned>(text: &str, file: &Path) -> Result<T> {
     toml::from_str(text).map_err(|source| Error::Config { path: file.into(), source: Box::new(source) })
 }
 

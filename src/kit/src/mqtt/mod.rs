@@ -16,7 +16,7 @@ mod settings;
 use bytes::Bytes;
 
 pub use link::{Delivery, Event, open};
-pub use settings::{Settings, Tls};
+pub use settings::{Settings, Tls, or_provisioned};
 
 /// A message to be published.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! Settings of the link: the table `[mqtt]` of a daemon's configuration.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -53,6 +54,28 @@ pub struct Settings {
     /// The longest wait before connecting again.
     #[serde(default = "defaults::longest_wait")]
     pub longest_wait_ms: u64,
+}
+
+/// What a person said about the broker in `cairn.toml`, as `cairn-provision` wrote it.
+const PROVISIONED: &str = "/run/cairn/mqtt/mqtt.toml";
+
+/// The settings of a daemon's own configuration, or else what a person said about the broker in `cairn.toml`.
+///
+/// # Errors
+/// [`Error::Read`] or [`Error::Config`].
+pub fn or_provisioned(configured: Option<Settings>) -> Result<Option<Settings>> {
+    match configured {
+        Some(settings) => Ok(Some(settings)),
+        None => provisioned(PROVISIONED.as_ref()),
+    }
+}
+
+fn provisioned(file: &Path) -> Result<Option<Settings>> {
+    match std::fs::read_to_string(file) {
+        Ok(text) => crate::config::parse(&text, file).map(Some),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(Error::Read { path: file.into(), source }),
+    }
 }
 
 /// Certificates, as PEM files.
@@ -221,6 +244,17 @@ mod tests {
         {
             parse_url(url).unwrap_err();
         }
+    }
+
+    #[test]
+    fn a_broker_may_come_from_the_card() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("mqtt.toml");
+        assert!(provisioned(&file).unwrap().is_none());
+        std::fs::write(&file, "url = \"mqtt://broker\"\n").unwrap();
+        assert_eq!(provisioned(&file).unwrap().unwrap().url, "mqtt://broker");
+        let own = or_provisioned(Some(Settings::new("mqtt://own"))).unwrap();
+        assert_eq!(own.unwrap().url, "mqtt://own");
     }
 
     #[test]
