@@ -338,14 +338,17 @@ impl FeatureAddress {
     /// Address of the first atom of a row. SOURCE: npu-spec 3.3.
     fn address(&self, plane: u64, h: u64) -> u64 {
         let atom = match self.grouped {
-            // QUIRK(Q1): planes are at least four rows apart.
+            // QUIRK(Q1): planes are at least four rows apart, unless the stride that is added is negative.
             true => {
                 let plane_pitch = ROW_GROUP * self.dma_width + self.surface_stride;
                 (h / ROW_GROUP) * self.line_stride + (h % ROW_GROUP) * self.dma_width + plane * plane_pitch
             }
             false => h * self.line_stride + plane * (self.dma_width + self.surface_stride),
         };
-        self.base + atom * ATOM as u64
+        // A stride of 28 bits in atoms is a whole address in bytes, and addresses have 32 bits: a negative stride wraps.
+        // SOURCE: Mesa's `fill_task` programs such strides for planes of fewer than four rows, and its MobileNet V1,
+        // whose last convolution has one row, is right on silicon.
+        (self.base + atom * ATOM as u64) & u64::from(u32::MAX)
     }
 }
 

@@ -56,6 +56,19 @@ fn q1_planes_of_fewer_than_four_rows_are_read_from_wrong_places() {
 }
 
 #[test]
+fn q1_does_not_concern_a_driver_that_programs_a_negative_stride() {
+    let conv = Conv { input: [1, 8], output: [1, 8], ..INT8 };
+    let mut bed = bed();
+    fill(&mut bed, 0, 1);
+    open(&mut bed.features)[..8 * 32].fill(1);
+    let mut stream = conv.program(&bed);
+    // Eight pixels of one row, less the four rows that planes are apart by themselves.
+    set(&mut stream, cna::DmaCon2::INFO, (8_u32.wrapping_sub(4 * 8)) & 0x0fff_ffff);
+    let output = bed.run(&[&stream]);
+    assert_eq!(output[..32], [32; 32]);
+}
+
+#[test]
 fn q2_a_main_reader_without_a_use_hangs() {
     hangs(Quirk::Q2, &INT8, |_, stream| set(stream, rdma::FeatureModeCfg::INFO, 0x7800));
 }
