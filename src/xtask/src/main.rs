@@ -8,6 +8,7 @@
 mod archive;
 mod bench;
 mod bless;
+mod bootloader;
 mod check;
 mod cross;
 mod fuzz;
@@ -66,6 +67,8 @@ enum Command {
     },
     /// Applies, checks and compiles the kernel patches.
     Patches,
+    /// The boot script in U-Boot, in QEMU.
+    Bootloader,
     /// Measures latency, throughput and the simulator's speed.
     Bench {
         /// One of them; all where none is named.
@@ -84,6 +87,7 @@ fn main() -> ExitCode {
             cross::run(if r#static { cross::Linking::Static } else { cross::Linking::Dynamic }, &arguments)
         }
         Command::Patches => patches::run(),
+        Command::Bootloader => bootloader::run(),
         Command::Bench { which } => bench::run(which),
     };
     match outcome {

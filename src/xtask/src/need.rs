@@ -50,11 +50,64 @@ pub(crate) const PERL: Need =
     Need { name: "perl", probe: &["perl", "-MEncode", "-MTerm::ANSIColor", "-e", "1"], package: "perl" };
 /// What source archives are packed with.
 pub(crate) const XZ: Need = Need { name: "xz", probe: &["xz", "--version"], package: "xz-utils" };
+/// The device tree compiler.
+pub(crate) const DTC: Need = Need { name: "dtc", probe: &["fdtoverlay", "--version"], package: "device-tree-compiler" };
+/// Makes images for U-Boot.
+pub(crate) const MKIMAGE: Need = Need { name: "mkimage", probe: &["which", "mkimage"], package: "u-boot-tools" };
+/// Changes U-Boot's variables from Linux.
+pub(crate) const FW_SETENV: Need =
+    Need { name: "fw_setenv", probe: &["which", "fw_setenv"], package: "libubootenv-tool" };
+/// Partitions disks.
+pub(crate) const SFDISK: Need = Need { name: "sfdisk", probe: &["sfdisk", "--version"], package: "fdisk" };
+/// Makes FAT file systems.
+pub(crate) const DOSFSTOOLS: Need = Need { name: "mkfs.vfat", probe: &["which", "mkfs.vfat"], package: "dosfstools" };
+/// Writes into FAT file systems without mounting them.
+pub(crate) const MTOOLS: Need = Need { name: "mcopy", probe: &["which", "mcopy"], package: "mtools" };
 /// The C library for the boards' processor.
 pub(crate) const CROSS_LIBC: Need = Need {
     name: "libc for aarch64",
     probe: &["test", "-e", "/usr/aarch64-linux-gnu/lib/libc.a"],
     package: "libc6-dev-arm64-cross",
+};
+
+/// A library that a program of another release was linked with, and the package that brings it.
+macro_rules! libraries {
+    ($($library:literal $package:literal)*) => {
+        &[$(Need {
+            name: $library,
+            probe: &["sh", "-c", concat!("ldconfig -p | grep --quiet --fixed-strings ", $library)],
+            package: $package,
+        }),*]
+    };
+}
+
+/// What Debian 12's QEMU is linked with.
+pub(crate) const QEMU_LIBRARIES: &[Need] = libraries! {
+    "libaio.so.1" "libaio1"
+    "libbpf.so.1" "libbpf1"
+    "libcapstone.so.4" "libcapstone4"
+    "libfdt.so.1" "libfdt1"
+    "libfuse3.so.3" "libfuse3-3"
+    "libglib-2.0.so.0" "libglib2.0-0"
+    "libgmp.so.10" "libgmp10"
+    "libgnutls.so.30" "libgnutls30"
+    "libhogweed.so.6" "libhogweed6"
+    "libibverbs.so.1" "libibverbs1"
+    "libjpeg.so.62" "libjpeg62-turbo"
+    "libnettle.so.8" "libnettle8"
+    "libnuma.so.1" "libnuma1"
+    "libpixman-1.so.0" "libpixman-1-0"
+    "libpmem.so.1" "libpmem1"
+    "libpng16.so.16" "libpng16-16"
+    "librdmacm.so.1" "librdmacm1"
+    "libsasl2.so.2" "libsasl2-2"
+    "libseccomp.so.2" "libseccomp2"
+    "libslirp.so.0" "libslirp0"
+    "libudev.so.1" "libudev1"
+    "liburing.so.2" "liburing2"
+    "libvdeplug.so.2" "libvdeplug2"
+    "libzstd.so.1" "libzstd1"
+    "libz.so.1" "zlib1g"
 };
 
 impl Need {

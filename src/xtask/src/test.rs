@@ -12,7 +12,7 @@ use anyhow::Result;
 
 use crate::need::{self, BROKER, BUS, BUSCTL, MQTT_CLIENTS, Need, PYTHON, STRACE, UNSHARE};
 use crate::step::{self, Counts};
-use crate::{check, fuzz, patches};
+use crate::{bootloader, check, fuzz, patches};
 
 /// TIMEOUT: each part of a cold run stays under 15 minutes on two cores; twice that.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -35,6 +35,7 @@ pub(crate) fn run(quick: bool) -> ExitCode {
     part(&mut counts, documentation);
     part(&mut counts, crates);
     part(&mut counts, |counts| across_crates(&missing, counts));
+    part(&mut counts, bootloader::test);
     part(&mut counts, patches::test);
     if quick {
         counts.skip("fuzzing", "left out by --quick");
