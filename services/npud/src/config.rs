@@ -15,6 +15,8 @@ pub struct Config {
     pub device_name: Option<String>,
     /// Folders whose folders are model packages. A package in a later folder replaces one of its name before.
     pub models: Vec<PathBuf>,
+    /// The store of signed models, which `otad` fills. Its models replace those of the folders.
+    pub store: PathBuf,
     /// Open files of the driver.
     pub contexts: usize,
     /// Requests that may wait.
@@ -39,6 +41,7 @@ impl Default for Config {
         Self {
             device_name: None,
             models: vec!["/usr/share/cairn/models".into(), "/var/lib/cairn/models".into()],
+            store: "/var/lib/cairn-models".into(),
             contexts: engine.contexts,
             queue_capacity: engine.queue_capacity,
             bus: Bus::default(),
@@ -108,7 +111,7 @@ mod tests {
         let example = include_str!("../dist/npud.toml");
         let config: Config = toml::from_str(example).unwrap();
         let default = Config::default();
-        assert_eq!(config.models, default.models);
+        assert_eq!((config.models, config.store), (default.models, default.store));
         assert_eq!((config.contexts, config.queue_capacity), (default.contexts, default.queue_capacity));
         assert_eq!((config.bus, config.thermal), (default.bus, default.thermal));
         assert_eq!(config.metrics_seconds, default.metrics_seconds);

@@ -31,7 +31,7 @@ pub use config::{Config, Fleet, HomeAssistant, Thermal};
 pub async fn run(driver: Arc<dyn Driver>, monitor: Option<Arc<dyn FaultMonitor>>, config: Config) -> Result<()> {
     let options = config.engine_options();
     let engine = Engine::start(driver, monitor, options).context("start the engine")?;
-    let models = packages::load_all(&engine, &config.models).await?;
+    let models = packages::load_all(&engine, &config.models, &config.store).await?;
     let server = Server::start(engine.clone(), config.bus.connect()).await?;
 
     let stop = Arc::new(Notify::new());

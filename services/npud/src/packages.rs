@@ -7,28 +7,57 @@ use anyhow::{Result, bail};
 use engine::Engine;
 use tracing::{error, info, warn};
 
-/// Loads every package in `folders`. One that cannot be used is logged and left out: the others still serve.
+/// Loads every package in `folders`, and then of each model in `store` the version that served last, or else the one
+/// before. What cannot be used is logged and left out: the others still serve.
 ///
 /// # Errors
 /// Where none can be used: a daemon that never had a right answer is not ready.
-pub(crate) async fn load_all(engine: &Engine, folders: &[PathBuf]) -> Result<usize> {
+pub(crate) async fn load_all(engine: &Engine, folders: &[PathBuf], store: &Path) -> Result<usize> {
     for package in folders.iter().flat_map(|folder| packages(folder)) {
-        match engine.load(&package).await {
-            Ok(model) => info!(
+        load(engine, &package).await;
+    }
+    for model in stored(store) {
+        for package in &model.folders {
+            if load(engine, package).await {
+                break;
+            }
+        }
+    }
+    match engine.models().len() {
+        0 => bail!(
+            "no model package in {folders:?} or {store:?} can be used, and ready means that one inference has succeeded"
+        ),
+        models => Ok(models),
+    }
+}
+
+/// Loads a package, which holds it against its golden output. Returns whether it serves.
+async fn load(engine: &Engine, package: &Path) -> bool {
+    match engine.load(package).await {
+        Ok(model) => {
+            info!(
                 message_id = kit::log::MODEL_LOADED,
                 model = model.name,
                 version = model.version,
                 npu_jobs = model.report.npu_jobs,
                 memory_bytes = model.report.memory_bytes,
                 "loaded",
-            ),
-            Err(error) => error!(package = %package.display(), error = chain(&error), "the model package is left out"),
+            );
+            true
+        }
+        Err(error) => {
+            error!(package = %package.display(), error = chain(&error), "the model package is left out");
+            false
         }
     }
-    match engine.models().len() {
-        0 => bail!("no model package in {folders:?} can be used, and ready means that one inference has succeeded"),
-        models => Ok(models),
-    }
+}
+
+/// The models of the store. A damaged one must not keep those of the image from serving.
+fn stored(store: &Path) -> Vec<store::Model> {
+    store::models(store).unwrap_or_else(|error| {
+        error!(error = chain(&error), "the models of the store are left out");
+        Vec::new()
+    })
 }
 
 /// Folders with a `model.toml`, by name.
