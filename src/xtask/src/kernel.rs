@@ -35,13 +35,16 @@ const PARTS: &[&str] = &[
     "Makefile",
     "README",
     "arch/arm64",
+    "arch/x86/entry/syscalls",
     "drivers/accel",
     "drivers/iommu",
     "include",
     "kernel",
     "lib",
     "scripts",
+    "tools/docs",
     "tools/include",
+    "tools/lib",
 ];
 /// … and files of these names anywhere.
 const ANYWHERE: &[&str] = &["*/Kconfig*", "*/Makefile", "*/Documentation/devicetree/bindings/npu/*"];

@@ -59,9 +59,8 @@ pub(crate) enum Driver {
 pub(crate) fn rocket(driver: Driver) -> Result<PathBuf> {
     need::require(&[CROSS_COMPILER, MAKE, XZ])?;
     let line = Line::named(LINE);
-    let compiler = kernel::printed(Command::new("aarch64-linux-gnu-gcc").arg("--version"))?;
     let mut hasher = DefaultHasher::new();
-    (HEADERS, SETTINGS, compiler, driver).hash(&mut hasher);
+    (HEADERS, SETTINGS, compiler()?, driver).hash(&mut hasher);
     let key = format!("{}-{:016x}", line.key()?, hasher.finish());
     let folder = archive::once(&need::cache()?.join("kmod").join(key), |folder| {
         let tree = match driver {
@@ -71,6 +70,14 @@ pub(crate) fn rocket(driver: Driver) -> Result<PathBuf> {
         build(&tree, folder)
     })?;
     Ok(folder.join("rocket.ko"))
+}
+
+/// Which compiler it is; part of what a build is made from.
+///
+/// # Errors
+/// A compiler that is not there.
+pub(crate) fn compiler() -> Result<String> {
+    kernel::printed(Command::new("aarch64-linux-gnu-gcc").arg("--version"))
 }
 
 /// Builds the driver of `tree` in `folder`.

@@ -43,6 +43,10 @@ pub(crate) const CROSS_COMPILER: Need = Need {
     probe: &["aarch64-linux-gnu-gcc", "--version"],
     package: "gcc-aarch64-linux-gnu",
 };
+/// What the kernel's configuration is read with.
+pub(crate) const FLEX: Need = Need { name: "flex", probe: &["flex", "--version"], package: "flex" };
+/// As [`FLEX`].
+pub(crate) const BISON: Need = Need { name: "bison", probe: &["bison", "--version"], package: "bison" };
 /// What builds kernel modules.
 pub(crate) const MAKE: Need = Need { name: "make", probe: &["make", "--version"], package: "make" };
 /// What the kernel's style check is written in.
@@ -50,7 +54,7 @@ pub(crate) const PERL: Need =
     Need { name: "perl", probe: &["perl", "-MEncode", "-MTerm::ANSIColor", "-e", "1"], package: "perl" };
 /// What source archives are packed with.
 pub(crate) const XZ: Need = Need { name: "xz", probe: &["xz", "--version"], package: "xz-utils" };
-/// The device tree compiler.
+/// What compiles, joins and reads device trees.
 pub(crate) const DTC: Need = Need { name: "dtc", probe: &["fdtoverlay", "--version"], package: "device-tree-compiler" };
 /// Makes images for U-Boot.
 pub(crate) const MKIMAGE: Need = Need { name: "mkimage", probe: &["which", "mkimage"], package: "u-boot-tools" };
