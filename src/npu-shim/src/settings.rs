@@ -19,7 +19,7 @@ pub(crate) enum Kernel {
     V6_18,
     /// Mainline 7.3.
     V7_3,
-    /// With our patches: interface 1.1, errors are reported, jobs may be batched.
+    /// With our patches: interface 1.3, errors are reported, jobs may be batched.
     Cairn,
 }
 
@@ -79,7 +79,7 @@ impl Settings {
     pub(crate) fn options(&self) -> Options {
         let patched = self.kernel == Kernel::Cairn;
         Options {
-            version: if patched { (1, 1, 0) } else { (0, 0, 0) },
+            version: if patched { (1, 3, 0) } else { (0, 0, 0) },
             batch_switched_off: !self.batch,
             reports_failed_jobs: patched,
             reports_dropped_jobs: patched,
