@@ -152,8 +152,8 @@ fn get_cap(_: &Call<'_>, data: &mut [u8]) -> Result<c_int, Errno> {
 /// `rocket_ioctl_create_bo`.
 fn create_bo(call: &Call<'_>, data: &mut [u8]) -> Result<c_int, Errno> {
     let bytes = u32_at(data, offset_of!(abi::CreateBo, size));
-    // The mapped size is an `int` there.
-    if i32::try_from(bytes).is_err() {
+    // The mapped size is an `int` on mainline.
+    if i32::try_from(bytes).is_err() && call.file.device.settings.kernel != Kernel::Cairn {
         return Err(Errno::NOMEM);
     }
     // The lock is held so that no other thread can use or close a handle before it is known here.
