@@ -2,7 +2,7 @@
 //!
 //! Features arrive as NHWC without padding, weights as kernels; both as the numbers that the MAC array multiplies.
 
-use half::f16;
+use half::{bf16, f16};
 use npu_regs::{Block, ConvMode, Precision, cna};
 
 use crate::fault::{Fault, Result, agree, proven, simulated};
@@ -16,8 +16,13 @@ const BANK: u64 = 32768;
 const BANKS: u32 = 12;
 /// Rows that lie at the same pitch in grouped-line mode. SOURCE: npu-spec 3.3.
 const ROW_GROUP: u64 = 4;
-/// Channels of an input group of weights.
-pub(crate) const INPUT_GROUP: usize = 32;
+/// Channels of an input group of weights. SOURCE: npu-spec 3.2.
+pub(crate) const fn input_group(precision: Precision) -> usize {
+    match precision {
+        Precision::Tf32 => 16,
+        _ => 32,
+    }
+}
 
 /// A convolution as the CNA's registers describe it.
 #[derive(Clone, Debug)]
@@ -81,7 +86,8 @@ impl Fetch {
     pub(crate) fn decode(registers: &RegisterFile) -> Result<Self> {
         let kind = registers.get::<cna::ConvCon1>()?;
         agree("CNA precisions", kind.in_precision as u32, kind.proc_precision as u32)?;
-        simulated(matches!(kind.in_precision, Precision::Int8 | Precision::Fp16), "convolution of this precision")?;
+        let sums = !matches!(kind.in_precision, Precision::Int32 | Precision::Fp32);
+        proven(sums, "a convolution of 32-bit elements")?;
         simulated(!kind.deconv, "transposed convolution")?;
         let size = registers.get::<cna::DataSize0>()?;
         let channels = registers.get::<cna::DataSize1>()?.datain_channel;
@@ -113,18 +119,19 @@ impl Fetch {
     }
 
     fn check(&self, registers: &RegisterFile, kernels: u32) -> Result<()> {
-        let multiple = if self.precision == Precision::Int8 { ATOM } else { INPUT_GROUP };
+        let multiple = if self.precision == Precision::Int8 { ATOM } else { input_group(self.precision) };
         proven(self.channels > 0 && self.channels.is_multiple_of(multiple), "input channels that are no whole groups")?;
         proven(self.width > 0 && self.height > 0, "an empty input")?;
         proven(kernels > 0, "a convolution without kernels")?;
         self.check_unused(registers)?;
+        self.check_products()?;
         let decompression = registers.get::<cna::DcompCtrl>()?;
         simulated(decompression.decomp_control == 0, "weight decompression")?;
         if self.depthwise {
             agree("depthwise kernels", kernels, 1u32)?;
         } else {
             let bytes = registers.get::<cna::WeightSize1>()?.weight_bytes_per_kernel;
-            let kernel = (self.taps() * self.channels * self.element()) as u64;
+            let kernel = self.bytes_of(self.taps() * self.channels) as u64;
             agree("bytes of a kernel", bytes, kernel)?;
             agree("bytes of all kernels", self.weights.bytes, kernel * u64::from(kernels))?;
             fits("one kernel", kernel, 1)?;
@@ -144,9 +151,23 @@ impl Fetch {
         if self.converter.is_none() { registers.unused::<cna::CvtCon5>() } else { Ok(()) }
     }
 
-    /// Bytes of an element.
-    pub(crate) fn element(&self) -> usize {
-        if self.precision == Precision::Int8 { 1 } else { 2 }
+    /// Only matrix products were seen in these precisions.
+    fn check_products(&self) -> Result<()> {
+        if matches!(self.precision, Precision::Int8 | Precision::Fp16) {
+            return Ok(());
+        }
+        let product = self.taps() == 1 && self.window.stride == [1, 1] && self.window.pad == [0, 0];
+        proven(product && self.pad_value == 0 && !self.depthwise, "a window over elements of this precision")
+    }
+
+    /// Bytes of `elements` elements.
+    fn bytes_of(&self, elements: usize) -> usize {
+        match self.precision {
+            Precision::Int4 => elements / 2,
+            Precision::Int8 => elements,
+            Precision::Int16 | Precision::Fp16 | Precision::Bf16 => 2 * elements,
+            Precision::Int32 | Precision::Fp32 | Precision::Tf32 => 4 * elements,
+        }
     }
 
     /// Positions of the kernel.
@@ -156,7 +177,7 @@ impl Fetch {
 
     /// Channels whose depthwise filters are stored.
     pub(crate) fn filters(&self) -> Result<usize> {
-        let per_channel = (self.taps() * self.element()) as u64;
+        let per_channel = self.bytes_of(self.taps()) as u64;
         proven(self.weights.bytes.is_multiple_of(per_channel), "depthwise weights that are no whole filters")?;
         // CAST: a filter of a channel that the DPU cannot write has no use.
         let filters = (self.weights.bytes / per_channel).min(1 << 13);
@@ -165,7 +186,7 @@ impl Fetch {
     }
 
     fn feature_bytes(&self) -> u64 {
-        (self.width * self.height * self.channels * self.element()) as u64
+        self.bytes_of(self.width * self.height * self.channels) as u64
     }
 
     /// Bytes that the fetch takes from memory: features and weights, without what is reused.
@@ -197,7 +218,7 @@ impl Fetch {
     }
 
     fn read_planes(&self, space: &Space) -> Result<Vec<u8>> {
-        let pixel = self.channels * self.element();
+        let pixel = self.bytes_of(self.channels);
         let mut features = vec![0; self.width * self.height * pixel];
         let mut row = vec![0; self.width * ATOM];
         for plane in 0..pixel / ATOM {
@@ -247,21 +268,21 @@ impl Fetch {
 
     /// Direct weights as `[kernel, kh, kw, c]`.
     ///
-    /// Stored in groups of output channels; in them, groups of 32 input channels, the last of which may be 16; in them,
-    /// kernel positions. Partial groups are dense. SOURCE: npu-spec 3.2, 4.8.
+    /// Stored in groups of output channels; in them, groups of input channels, the last of which may be half as wide; in
+    /// them, kernel positions. Partial groups are dense. SOURCE: npu-spec 3.2, 4.8.
     pub(crate) fn read_direct_weights(&self, space: &Space, output_group: usize) -> Result<Vec<u8>> {
         let stored = space.read_vec(Block::Cna, self.weights.base, self.weights.bytes)?;
-        let (element, taps) = (self.element(), self.taps());
+        let (taps, input_group) = (self.taps(), input_group(self.precision));
         let mut kernels = vec![0; stored.len()];
         let mut stored = stored.as_slice();
-        let kernel_bytes = taps * self.channels * element;
+        let kernel_bytes = self.bytes_of(taps * self.channels);
         for group in kernels.chunks_mut(output_group * kernel_bytes) {
-            for first in (0..self.channels).step_by(INPUT_GROUP) {
-                let lanes = INPUT_GROUP.min(self.channels - first) * element;
+            for first in (0..self.channels).step_by(input_group) {
+                let lanes = self.bytes_of(input_group.min(self.channels - first));
                 for tap in 0..taps {
                     for kernel in group.chunks_exact_mut(kernel_bytes) {
                         let (from, rest) = stored.split_at(lanes);
-                        let at = (tap * self.channels + first) * element;
+                        let at = self.bytes_of(tap * self.channels + first);
                         kernel[at..][..lanes].copy_from_slice(from);
                         stored = rest;
                     }
@@ -277,7 +298,7 @@ impl Fetch {
     pub(crate) fn read_depthwise_weights(&self, space: &Space, group: usize) -> Result<Vec<u8>> {
         let filters = self.filters()?;
         let stored = space.read_vec(Block::Cna, self.weights.base, self.weights.bytes)?;
-        let (element, taps) = (self.element(), self.taps());
+        let (element, taps) = (self.bytes_of(1), self.taps());
         let mut weights = vec![0; taps * self.channels * element];
         for first in (0..filters.min(self.channels)).step_by(group) {
             let lanes = group.min(filters - first);
@@ -325,13 +346,16 @@ impl FeatureAddress {
         simulated(single_channel || kind.argb_in == 0, "packed pixels of this many channels")?;
         agree("NONALIGN_DMA and ARGB_IN", kind.nonalign_dma, single_channel)?;
         proven(!single_channel || kind.group_line_off, "packed pixels in grouped-line mode")?;
+        let width = registers.get::<cna::FcDataSize0>()?.dma_width;
+        let narrow = single_channel || !kind.group_line_off || width == 1;
+        proven(narrow, "ungrouped lines of more than one pixel")?;
         Ok(Self {
             base: registers.get::<cna::FeatureDataAddr>()?.feature_base_addr.into(),
             grouped: !kind.group_line_off,
             single_channel,
             line_stride: registers.get::<cna::DmaCon1>()?.line_stride.into(),
             surface_stride: registers.get::<cna::DmaCon2>()?.surf_stride.into(),
-            dma_width: registers.get::<cna::FcDataSize0>()?.dma_width.into(),
+            dma_width: width.into(),
         })
     }
 
@@ -386,9 +410,34 @@ pub(crate) fn int8(bytes: &[u8]) -> Vec<i16> {
     bytes.iter().map(|byte| i16::from(byte.cast_signed())).collect()
 }
 
-/// Bytes as half-precision numbers.
-pub(crate) fn halves(bytes: &[u8]) -> Vec<f16> {
-    bytes.chunks_exact(2).map(|pair| f16::from_le_bytes([pair[0], pair[1]])).collect()
+/// Bytes as signed 4-bit numbers, the first in the low half of each byte. SOURCE: npu-spec 3.1.
+pub(crate) fn int4(bytes: &[u8]) -> Vec<i16> {
+    bytes.iter().flat_map(|byte| [byte << 4, byte & 0xf0]).map(|high| i16::from(high.cast_signed() >> 4)).collect()
+}
+
+/// Bytes as signed 16-bit numbers.
+pub(crate) fn int16(bytes: &[u8]) -> Vec<i16> {
+    bytes.as_chunks().0.iter().map(|pair| i16::from_le_bytes(*pair)).collect()
+}
+
+/// Bytes as the real numbers that the array multiplies.
+pub(crate) fn reals(precision: Precision, bytes: &[u8]) -> Vec<f64> {
+    match precision {
+        Precision::Bf16 => bytes.as_chunks().0.iter().map(|pair| bf16::from_le_bytes(*pair).to_f64()).collect(),
+        Precision::Tf32 => bytes.as_chunks().0.iter().map(|word| tf32(u32::from_le_bytes(*word))).collect(),
+        _ => bytes.as_chunks().0.iter().map(|pair| f16::from_le_bytes(*pair).to_f64()).collect(),
+    }
+}
+
+/// A single-precision number rounded to 10 mantissa bits. SOURCE: npu-spec 5.3; ties to even are an inference.
+fn tf32(bits: u32) -> f64 {
+    const DROPPED: u32 = 13;
+    let value = f32::from_bits(bits);
+    if !value.is_finite() {
+        return value.into();
+    }
+    let half = (1 << (DROPPED - 1)) - 1 + (bits >> DROPPED & 1);
+    f32::from_bits((bits + half) >> DROPPED << DROPPED).into()
 }
 
 /// Refuses half precision on a poisoned core.

@@ -10,7 +10,7 @@ use crate::controller::{Core, Effect};
 use crate::cost::{Work, macs_per_cycle};
 use crate::dpu::{Post, Source, extents, poisons};
 use crate::fault::{Fault, Result, proven};
-use crate::mac::{self, Half, Integer, padded_elements};
+use crate::mac::{self, Integer, Real, padded_elements};
 use crate::memory::{Space, Writes};
 use crate::rdma::Extents;
 
@@ -48,13 +48,18 @@ pub(crate) fn run(task: &mut Core, space: &Space, readers: bool, left: u64) -> R
         false => fetch.read_direct_weights(space, group),
     })?;
     let writes = match fetch.precision {
-        Precision::Int8 => {
+        Precision::Int4 | Precision::Int8 | Precision::Int16 => {
             let array = Integer::new(&fetch, extents, &features, &weights, group, truncate);
-            pieces(&post, |group, rows| post.emit(group, rows.clone(), &array.accumulate(group, rows, &post.stages)))
+            let groups = mac::groups(registers, &fetch, post.writer.groups)?;
+            pieces(&post, groups, |group, rows| {
+                post.emit(group, rows.clone(), &array.accumulate(group, rows, &post.stages))
+            })
         }
         _ => {
-            let array = Half::new(&fetch, extents, &features, &weights, group);
-            pieces(&post, |group, rows| post.emit(group, rows.clone(), &array.accumulate(group, rows)))
+            let array = Real::new(&fetch, extents, &features, &weights, group);
+            pieces(&post, post.writer.groups, |group, rows| {
+                post.emit(group, rows.clone(), &array.accumulate(group, rows))
+            })
         }
     };
     let written = writes.iter().map(|writes| writes.bytes() as u64).sum();
@@ -91,7 +96,7 @@ fn check_window(fetch: &Fetch, extents: Extents) -> Result<()> {
 }
 
 /// Computes the output in pieces, in the order of the writer: group by group, row by row.
-fn pieces(post: &Post, compute: impl Fn(usize, Range<usize>) -> Writes + Sync) -> Vec<Writes> {
+fn pieces(post: &Post, groups: usize, compute: impl Fn(usize, Range<usize>) -> Writes + Sync) -> Vec<Writes> {
     if post.silent {
         return Vec::new();
     }
@@ -101,6 +106,6 @@ fn pieces(post: &Post, compute: impl Fn(usize, Range<usize>) -> Writes + Sync) -
     let height = post.extents.height;
     let rows = PIECE.div_ceil(post.extents.width);
     let starts: Vec<(usize, usize)> =
-        (0..post.writer.groups).flat_map(|group| (0..height).step_by(rows).map(move |row| (group, row))).collect();
+        (0..groups).flat_map(|group| (0..height).step_by(rows).map(move |row| (group, row))).collect();
     starts.into_par_iter().map(|(group, row)| compute(group, row..(row + rows).min(height))).collect()
 }

@@ -117,6 +117,14 @@ fn check_mode(registers: &RegisterFile, source: Source) -> Result<()> {
     let flying = source == Source::Flying;
     agree("flying mode", mode.flying_mode, flying)?;
     let depthwise = matches!(source, Source::Convolution { depthwise: true, .. });
+    if let Source::Convolution { precision, .. } = source {
+        let format = registers.get::<dpu::DataFormat>()?;
+        // SOURCE: npu-spec 4.2: what CNA and CORE call tf32 is single precision here.
+        let expected = if precision == Precision::Tf32 { Precision::Fp32 } else { precision };
+        // QUIRK(Q14): with tf32 anywhere in the DPU nothing is written.
+        let silent = [format.in_precision, format.out_precision].contains(&Precision::Tf32);
+        proven(silent || format.in_precision == expected, "precisions of CNA and DPU")?;
+    }
     agree("depthwise modes of CNA and DPU", depthwise, mode.conv_mode == ConvMode::Depthwise)?;
     simulated(!mode.tp_en && mode.rgp_type == 0 && !mode.nonalign && mode.surf_len == 0, "this DPU feature mode")?;
     proven(mode.output_mode == 2, "an output that does not go to memory")?;

@@ -1,10 +1,10 @@
 //! CORE, the MAC array and its accumulator: padding, multiplication and summation.
 //!
-//! Integers are exact. Half precision sums groups of 32 products exactly, rounds each group once to single precision and
-//! adds the groups in order. SOURCE: npu-spec 5.2 to 5.4.
+//! Integers are exact. Real numbers sum groups of products exactly, round each group once to single precision and add
+//! the groups in order. SOURCE: npu-spec 5.2 to 5.4.
 
-mod half;
 mod integer;
+mod real;
 
 use npu_regs::{Precision, core};
 
@@ -12,8 +12,8 @@ use crate::cna::{Fetch, Window};
 use crate::fault::{Result, agree, proven, simulated};
 use crate::rdma::Extents;
 use crate::registers::RegisterFile;
-pub(crate) use half::Half;
 pub(crate) use integer::Integer;
+pub(crate) use real::Real;
 
 /// Checks CORE's registers against the CNA's and the DPU's.
 ///
@@ -22,8 +22,9 @@ pub(crate) fn check(registers: &RegisterFile, fetch: &Fetch, extents: Extents, w
     let config = registers.get::<core::MiscCfg>()?;
     agree("precisions of CNA and CORE", fetch.precision as u32, config.proc_precision as u32)?;
     agree("depthwise modes of CNA and CORE", fetch.depthwise, config.dw_en)?;
-    let raw_integers = fetch.precision == Precision::Int8 && wide;
-    proven(config.qd_en != raw_integers, "this QD_EN")?;
+    let raw_integers = fetch.precision == Precision::Int8 && wide || fetch.precision == Precision::Int4;
+    // QUIRK(Q9): 16-bit integers take either, see `groups`.
+    proven(fetch.precision == Precision::Int16 || config.qd_en != raw_integers, "this QD_EN")?;
     registers.unused::<core::Unnamed3030>()?;
     let size = registers.get::<core::DataoutSize0>()?;
     agree("widths of CORE and DPU", size.dataout_width, extents.width as u64 - 1)?;
@@ -34,6 +35,13 @@ pub(crate) fn check(registers: &RegisterFile, fetch: &Fetch, extents: Extents, w
     agree("pixels of CNA and DPU", fetch.output_pixels, extents.pixels() as u64)?;
     let clip = registers.get::<core::ClipTruncate>()?.clip_truncate;
     simulated(clip == 0 || fetch.precision == Precision::Int8, "CLIP_TRUNCATE of floating point")
+}
+
+/// Groups of output channels that are produced, of `all`.
+pub(crate) fn groups(registers: &RegisterFile, fetch: &Fetch, all: usize) -> Result<usize> {
+    // QUIRK(Q9): without QD_EN only the first sixteen channels of 16-bit integers are, which is one group.
+    let first_only = fetch.precision == Precision::Int16 && !registers.get::<core::MiscCfg>()?.qd_en;
+    Ok(if first_only { 1 } else { all })
 }
 
 /// Features with their padding: `[row, column, channel]`, as many rows and columns as the windows cover.

@@ -4,7 +4,7 @@
 
 /// An erratum that this simulator reproduces.
 ///
-/// Not modelled: Q9, Q27 (16-bit integers), Q15 to Q17 (tables) and Q32 (transposed convolution), as those paths are not
+/// Not modelled: Q15 to Q17 (tables) and Q32 (transposed convolution), as those paths are not
 /// simulated; Q33, a rare low-order difference that nobody can predict; Q13, which is the width of the fields; Q34, which
 /// says that cores do not disturb each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +25,8 @@ pub enum Quirk {
     Q7,
     /// More atoms per pixel than the datapath has: the first group of row 0 is written, then hang.
     Q8,
+    /// 16-bit integers without QD_EN: only the first 16 output channels are produced.
+    Q9,
     /// Fewer atoms per pixel than the datapath has: the others are never written.
     Q10,
     /// FC_DATA_BANK is not 0: wrong results. Which ones nobody knows; here those banks read as zero.
@@ -52,6 +54,8 @@ pub enum Quirk {
     Q25,
     /// Reuse without the matching previous task takes the stale operand silently.
     Q26,
+    /// Sums of 16-bit products saturate.
+    Q27,
     /// Narrowing to half precision saturates.
     Q28,
     /// A buffer listed twice drops the job silently.
@@ -74,6 +78,7 @@ impl Quirk {
             Self::Q6 => "the stream writes a pointer that is the kernel's",
             Self::Q7 => "8-bit output channels are no whole groups",
             Self::Q8 => "more atoms per pixel than the datapath has",
+            Self::Q9 => "16-bit integers without QD_EN give 16 output channels",
             Self::Q10 => "fewer atoms per pixel than the datapath has",
             Self::Q11 => "banks given to fully-connected mode read as zero",
             Self::Q12 => "the last row of nearly full banks is wrong",
@@ -87,6 +92,7 @@ impl Quirk {
             Self::Q24 => "odd channels pad with byte 1",
             Self::Q25 => "the core was poisoned by operands armed for a bypassed stage",
             Self::Q26 => "a stale operand is reused",
+            Self::Q27 => "sums of 16-bit products saturate",
             Self::Q28 => "half precision saturates",
             Self::Q29 => "a buffer is listed twice",
             Self::Q30 => "a hung job is retired as a success",

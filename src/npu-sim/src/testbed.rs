@@ -62,58 +62,66 @@ impl Conv {
         }
     }
 
-    fn element(precision: Precision) -> usize {
+    fn bits(precision: Precision) -> usize {
         match precision {
-            Precision::Int8 => 1,
-            Precision::Int16 | Precision::Fp16 => 2,
-            _ => 4,
+            Precision::Int4 => 4,
+            Precision::Int8 => 8,
+            Precision::Int16 | Precision::Fp16 | Precision::Bf16 => 16,
+            _ => 32,
         }
     }
 
     /// Atoms per pixel of a channel group.
     fn atoms(&self) -> u32 {
         match (self.precision, self.depthwise, self.out) {
-            (_, true, _) | (Precision::Fp16, false, Precision::Fp32) => 4,
+            (_, true, _) | (Precision::Fp16 | Precision::Bf16 | Precision::Tf32, false, Precision::Fp32) => 4,
+            (Precision::Int16, ..) => 4,
+            (Precision::Int4, ..) => 8,
             (Precision::Int8, false, Precision::Int32 | Precision::Fp32) => 8,
             _ => 2,
         }
     }
 
-    /// Byte of an input element in the feature cube.
+    /// Byte of an input element in the feature cube; of 4-bit elements, the odd ones are its high half.
     pub(crate) fn feature_at(&self, h: usize, w: usize, c: usize) -> usize {
-        let lanes = 16 / Self::element(self.precision);
+        let lanes = 128 / Self::bits(self.precision);
         // Planes of fewer than four rows do not exist for the reader.
         let rows = self.input[0].max(4);
-        (((c / lanes) * rows + h) * self.input[1] + w) * 16 + c % lanes * Self::element(self.precision)
+        (((c / lanes) * rows + h) * self.input[1] + w) * 16 + c % lanes * Self::bits(self.precision) / 8
     }
 
     /// Byte of an output element in the output cube.
     pub(crate) fn output_at(&self, h: usize, w: usize, c: usize) -> usize {
-        let lanes = 16 / Self::element(self.out);
-        (((c / lanes) * self.output[0] + h) * self.output[1] + w) * 16 + c % lanes * Self::element(self.out)
+        let lanes = 128 / Self::bits(self.out);
+        (((c / lanes) * self.output[0] + h) * self.output[1] + w) * 16 + c % lanes * Self::bits(self.out) / 8
     }
 
     /// Byte of a weight.
     pub(crate) fn weight_at(&self, oc: usize, ic: usize, kh: usize, kw: usize) -> usize {
         let [rows, columns] = self.kernel;
         let tap = kh * columns + kw;
-        let element = Self::element(self.precision);
+        let bits = Self::bits(self.precision);
         if self.depthwise {
             let group = if self.precision == Precision::Int8 { 64 } else { 32 };
             let lanes = group.min(self.channels - ic / group * group);
-            return (ic / group * group * rows * columns + tap * lanes + ic % group) * element;
+            return (ic / group * group * rows * columns + tap * lanes + ic % group) * bits / 8;
         }
-        let group = if self.precision == Precision::Int8 { 32 } else { 16 };
+        let (group, inputs) = match self.precision {
+            Precision::Int4 => (64, 32),
+            Precision::Int8 => (32, 32),
+            Precision::Tf32 => (16, 16),
+            _ => (16, 32),
+        };
         let kernels = group.min(self.kernels - oc / group * group);
         let first = oc / group * group * rows * columns * self.channels;
-        let lanes = 32.min(self.channels - ic / 32 * 32);
-        let block = ic / 32 * 32 * rows * columns * kernels + tap * kernels * lanes;
-        (first + block + oc % group * lanes + ic % 32) * element
+        let lanes = inputs.min(self.channels - ic / inputs * inputs);
+        let block = ic / inputs * inputs * rows * columns * kernels + tap * kernels * lanes;
+        (first + block + oc % group * lanes + ic % inputs) * bits / 8
     }
 
     fn weight_bytes(&self) -> usize {
         let kernels = if self.depthwise { 1 } else { self.kernels };
-        self.kernel[0] * self.kernel[1] * self.channels * kernels * Self::element(self.precision)
+        self.kernel[0] * self.kernel[1] * self.channels * kernels * Self::bits(self.precision) / 8
     }
 
     /// The program. SOURCE: npu-spec 4.1 to 4.6.
@@ -171,12 +179,12 @@ impl Conv {
 
     fn core(&self, program: &mut Program) -> Result<(), FieldError> {
         let [oh, ow] = self.output.map(|n| n as u32);
-        let wide = self.precision == Precision::Int8 && self.out != Precision::Int8;
+        let raw = self.precision == Precision::Int8 && self.out != Precision::Int8 || self.precision == Precision::Int4;
         program.push(core::MiscCfg {
             soft_gating: 0,
             proc_precision: self.precision,
             dw_en: self.depthwise,
-            qd_en: !wide,
+            qd_en: !raw,
         })?;
         program.push(core::DataoutSize0 { dataout_height: oh - 1, dataout_width: ow - 1 })?;
         program.push(core::DataoutSize1 { dataout_channel: self.kernels as u32 - 1 })
@@ -188,10 +196,11 @@ impl Conv {
         let size_e = self.atoms() - 1;
         let conv_mode = if self.depthwise { ConvMode::Depthwise } else { ConvMode::Direct };
         program.push(dpu::FeatureModeCfg { burst_len: 15, conv_mode, output_mode: 2, ..Default::default() })?;
+        let precision = if self.precision == Precision::Tf32 { Precision::Fp32 } else { self.precision };
         program.push(dpu::DataFormat {
             out_precision: self.out,
-            in_precision: self.precision,
-            proc_precision: self.precision,
+            in_precision: precision,
+            proc_precision: precision,
             ..Default::default()
         })?;
         program.push(dpu::DstBaseAddr { dst_base_addr: bed.output.dma() })?;

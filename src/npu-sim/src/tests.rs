@@ -5,3 +5,4 @@ mod elementwise;
 mod errata;
 mod faults;
 mod kernel;
+mod product;

@@ -114,17 +114,19 @@ fn bytes(precision: Precision) -> Result<usize> {
 
 /// Channels per group: the table of npu-spec 3.5.
 fn group(source: Source, out: Precision) -> Result<usize> {
-    use Precision::{Fp16, Fp32, Int8, Int16, Int32, Tf32};
+    use Precision::{Bf16, Fp16, Fp32, Int4, Int8, Int16, Int32, Tf32};
     let Source::Convolution { precision, depthwise } = source else {
         return Ok(ATOM / bytes(out)?);
     };
     match (precision, depthwise, out) {
         (Fp16, false, Fp16 | Fp32 | Tf32) => Ok(16),
+        (Bf16 | Tf32, false, Fp32) | (Int16, false, Int32) => Ok(16),
+        (Int4, false, Int16) => Ok(64),
         (Int8, false, Int8 | Int32 | Fp32 | Tf32) => Ok(32),
         (Int8, true, Int8) => Ok(64),
         (Fp16, true, Fp16) => Ok(32),
         (Int8 | Fp16, true, _) => Err(Fault::Unproven("a depthwise convolution with this output")),
-        (_, _, Int16) => Err(Fault::Unimplemented("16-bit integer output of a convolution")),
+        (Int8, false, Int16) => Err(Fault::Unimplemented("16-bit integer output of a convolution")),
         _ => Err(Fault::Unproven("a convolution with this output")),
     }
 }

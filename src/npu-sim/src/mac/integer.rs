@@ -1,13 +1,14 @@
-//! 8-bit integers: exact 32-bit sums.
+//! Integers: exact 32-bit sums of 4-bit and 8-bit products, saturated sums of 16-bit ones.
 
 use std::ops::Range;
 
 use wide::{i16x8, i32x4};
 
 use super::Padded;
-use crate::cna::{Fetch, Window, int8};
+use crate::cna::{Fetch, Window, int4, int8, int16};
 use crate::dpu::{Stages, half_to_even, saturate};
 use crate::rdma::Extents;
+use npu_regs::Precision;
 
 /// Lanes of a vector.
 const LANES: usize = 8;
@@ -16,7 +17,7 @@ const KERNELS: usize = 4;
 /// Pixels that are computed at once.
 const PIXELS: usize = 2;
 
-/// An 8-bit convolution, ready to compute any part of its output.
+/// An integer convolution, ready to compute any part of its output.
 pub(crate) struct Integer {
     features: Padded<i16>,
     /// Direct: `[kernel, kh, kw, c]`, padded with empty kernels to whole groups. Depthwise: `[kh, kw, c]`.
@@ -25,6 +26,8 @@ pub(crate) struct Integer {
     depthwise: bool,
     width: usize,
     truncate: u32,
+    /// Elements have 16 bits.
+    wide: bool,
     /// Channels per group of the output.
     group: usize,
 }
@@ -41,18 +44,24 @@ impl Integer {
     ) -> Self {
         let pad = fetch.pad_value.to_le_bytes().map(|byte| i16::from(byte.cast_signed()));
         let outside: Vec<i16> = (0..fetch.channels).map(|channel| pad[pad_byte(fetch.depthwise, channel)]).collect();
-        let mut weights = int8(weights);
+        let numbers = match fetch.precision {
+            Precision::Int4 => int4,
+            Precision::Int16 => int16,
+            _ => int8,
+        };
+        let mut weights = numbers(weights);
         if !fetch.depthwise {
             let kernel = fetch.taps() * fetch.channels;
             weights.resize(fetch.kernels.next_multiple_of(group) * kernel, 0);
         }
         Self {
-            features: Padded::new(&int8(features), fetch, extents, &outside),
+            features: Padded::new(&numbers(features), fetch, extents, &outside),
             weights,
             window: fetch.window,
             depthwise: fetch.depthwise,
             width: extents.width,
             truncate,
+            wide: fetch.precision == Precision::Int16,
             group,
         }
     }
@@ -67,7 +76,11 @@ impl Integer {
         if self.depthwise {
             self.depthwise(&pixels, group, stages, &mut sums);
         } else if group * self.group * self.kernel() < self.weights.len() {
-            self.direct(&pixels, group, &mut sums);
+            if self.wide {
+                self.saturating(&pixels, group, &mut sums);
+            } else {
+                self.direct(&pixels, group, &mut sums);
+            }
             self.compensate(&pixels, group, stages, &mut sums);
         }
         if self.truncate > 0 {
@@ -113,6 +126,19 @@ impl Integer {
                         *sum = lanes.reduce_add();
                     }
                 }
+            }
+        }
+    }
+
+    /// 16-bit products of a matrix: exact sums, clamped on the way out. QUIRK(Q27). SOURCE: npu-spec 5.3.
+    fn saturating(&self, pixels: &[usize], group: usize, sums: &mut [i32]) {
+        let kernel = self.kernel();
+        let weights = &self.weights[group * self.group * kernel..][..self.group * kernel];
+        for (pixel, sums) in pixels.iter().zip(sums.chunks_exact_mut(self.group)) {
+            let features = &self.features.data[*pixel..][..kernel];
+            for (sum, weights) in sums.iter_mut().zip(weights.chunks_exact(kernel)) {
+                let products = features.iter().zip(weights).map(|(x, w)| i64::from(i32::from(*x) * i32::from(*w)));
+                *sum = saturate(products.sum());
             }
         }
     }

@@ -90,10 +90,13 @@ fn what_does_not_fit_the_buffer_is_refused() {
 
 #[test]
 fn other_precisions_are_named() {
-    let int16 =
-        cna::ConvCon1 { proc_precision: Precision::Int16, in_precision: Precision::Int16, ..Default::default() };
-    let value = int16.encode().unwrap();
-    check(|stream| set(stream, cna::ConvCon1::INFO, value), expect!["not simulated: convolution of this precision"]);
+    let int32 =
+        cna::ConvCon1 { proc_precision: Precision::Int32, in_precision: Precision::Int32, ..Default::default() };
+    let value = int32.encode().unwrap();
+    check(
+        |stream| set(stream, cna::ConvCon1::INFO, value),
+        expect!["unproven on hardware: a convolution of 32-bit elements"],
+    );
 }
 
 #[test]

@@ -1,15 +1,16 @@
-//! Half precision: exact sums of 32 products, rounded once to single precision and added in order.
+//! Real numbers: exact sums of the products of an input group, rounded once to single precision and added in order.
 //!
-//! A product of two half-precision numbers is exact in double precision. So is a sum of 32 of them in any order, where
-//! all products are multiples of some 2^q and their magnitudes sum to less than 2^(q+53); [`Spread`] decides that for
-//! 32 features and 16 kernels at once. Other groups are summed as 128-bit integers. SOURCE: npu-spec 5.3.
+//! An input group has 32 channels, 16 in tf32. A product of two half-precision, bf16 or tf32 numbers is exact in double
+//! precision. So is a sum of 32 of them in any order, where all products are multiples of some 2^q and their magnitudes
+//! sum to less than 2^(q+53); [`Spread`] decides that for the features and 16 kernels at once. Other groups are summed
+//! without rounding. SOURCE: npu-spec 5.3; that bf16 and tf32 group their sums as half precision does is an inference.
 
 use std::ops::Range;
 
 use half::f16;
 
 use super::Padded;
-use crate::cna::{Fetch, INPUT_GROUP, Window, halves};
+use crate::cna::{Fetch, Window, input_group, reals};
 use crate::rdma::Extents;
 
 /// Output channels that are computed together.
@@ -18,21 +19,23 @@ const KERNELS: usize = 16;
 const MANTISSA: i32 = 53;
 /// Bits by which a sum of 32 numbers can exceed the largest.
 const SUM_BITS: i32 = 5;
-/// Products are multiples of 2^-48: the smallest half-precision number is 2^-24.
-const UNIT: f64 = (1u64 << 48) as f64;
+/// Channels of the largest input group.
+const INPUT_GROUP_MOST: usize = 32;
 
-/// A half-precision convolution, ready to compute any part of its output.
-pub(crate) struct Half {
+/// A convolution of real numbers, ready to compute any part of its output.
+pub(crate) struct Real {
     features: Padded<f64>,
-    /// Of each 32 channels of `features`.
+    /// Of each input group of `features`.
     feature_spreads: Vec<Spread>,
     /// Direct: `[16 kernels, input group, kh, kw, lane, kernel]`. Depthwise: `[kh, kw, c]`.
     weights: Vec<f64>,
-    /// Of each 32 lanes × 16 kernels of `weights`.
+    /// Of each input group × 16 kernels of `weights`.
     weight_spreads: Vec<Spread>,
     window: Window,
     depthwise: bool,
     width: usize,
+    /// Channels of an input group.
+    lanes: usize,
     group: usize,
 }
 
@@ -50,11 +53,12 @@ impl Spread {
         let mut spread = Self { low: 1000, high: -1000, finite: true };
         for value in values.filter(|value| **value != 0.0) {
             spread.finite &= value.is_finite();
-            // A half-precision number times 2^24 is an integer below 2^40.
-            // CAST: exact, or not finite and of no interest; bit positions are small.
-            let integer = (value.abs() * (1u64 << 24) as f64) as u64;
-            spread.low = spread.low.min(integer.trailing_zeros() as i32 - 24);
-            spread.high = spread.high.max(integer.checked_ilog2().unwrap_or(0) as i32 - 23);
+            // Every element is a normal number in double precision.
+            // CAST: bit positions are small.
+            let exponent = (value.to_bits() >> 52 & 0x7ff) as i32 - 1023;
+            let zeros = (value.to_bits() | 1 << 52).trailing_zeros() as i32;
+            spread.low = spread.low.min(exponent - 52 + zeros);
+            spread.high = spread.high.max(exponent + 1);
         }
         spread
     }
@@ -65,23 +69,25 @@ impl Spread {
     }
 }
 
-impl Half {
+impl Real {
     /// Prepares a task from bytes as [`Fetch`] reads them.
     pub(crate) fn new(fetch: &Fetch, extents: Extents, features: &[u8], weights: &[u8], group: usize) -> Self {
         // CAST: the low half of the constant is the number; known programs write 0.
         let pad = f16::from_bits((fetch.pad_value & 0xffff) as u16).to_f64();
-        let doubles = |bytes: &[u8]| halves(bytes).into_iter().map(f16::to_f64).collect::<Vec<_>>();
+        let lanes = input_group(fetch.precision);
+        let doubles = |bytes: &[u8]| reals(fetch.precision, bytes);
         let features = Padded::new(&doubles(features), fetch, extents, &vec![pad; fetch.channels]);
         let kernels = doubles(weights);
         let weights = if fetch.depthwise { kernels } else { interleave(&kernels, fetch) };
         Self {
-            feature_spreads: features.data.chunks_exact(INPUT_GROUP).map(|lanes| Spread::of(lanes.iter())).collect(),
-            weight_spreads: weights.chunks_exact(INPUT_GROUP * KERNELS).map(|all| Spread::of(all.iter())).collect(),
+            feature_spreads: features.data.chunks_exact(lanes).map(|group| Spread::of(group.iter())).collect(),
+            weight_spreads: weights.chunks_exact(lanes * KERNELS).map(|all| Spread::of(all.iter())).collect(),
             features,
             weights,
             window: fetch.window,
             depthwise: fetch.depthwise,
             width: extents.width,
+            lanes,
             group,
         }
     }
@@ -106,7 +112,8 @@ impl Half {
     }
 
     fn direct(&self, pixel: usize, group: usize, sums: &mut [f32]) {
-        let input_groups = self.features.channels / INPUT_GROUP;
+        let lanes = self.lanes;
+        let input_groups = self.features.channels / lanes;
         let first = group * input_groups * self.taps();
         // Kernels that do not exist leave zeros.
         if first >= self.weight_spreads.len() {
@@ -114,10 +121,10 @@ impl Half {
         }
         for step in 0..input_groups * self.taps() {
             let (input_group, tap) = (step / self.taps(), step % self.taps());
-            let start = pixel + self.features.tap(&self.window, tap) + input_group * INPUT_GROUP;
-            let features = &self.features.data[start..][..INPUT_GROUP];
-            let weights = &self.weights[(first + step) * INPUT_GROUP * KERNELS..][..INPUT_GROUP * KERNELS];
-            let exact = self.feature_spreads[start / INPUT_GROUP].exact(&self.weight_spreads[first + step]);
+            let start = pixel + self.features.tap(&self.window, tap) + input_group * lanes;
+            let features = &self.features.data[start..][..lanes];
+            let weights = &self.weights[(first + step) * lanes * KERNELS..][..lanes * KERNELS];
+            let exact = self.feature_spreads[start / lanes].exact(&self.weight_spreads[first + step]);
             let products = if exact { fast(features, weights) } else { slow(features, weights) };
             for (sum, product) in sums.iter_mut().zip(products) {
                 *sum += product;
@@ -142,15 +149,15 @@ impl Half {
 
 /// Kernels `[kernel, kh, kw, c]` as [`Half::weights`] wants them, with empty kernels up to whole groups.
 fn interleave(kernels: &[f64], fetch: &Fetch) -> Vec<f64> {
-    let (taps, channels) = (fetch.taps(), fetch.channels);
+    let (taps, channels, lanes) = (fetch.taps(), fetch.channels, input_group(fetch.precision));
     let kernel = taps * channels;
     let mut weights = vec![0.0; fetch.kernels.next_multiple_of(KERNELS) * kernel];
     for (k, values) in kernels.chunks_exact(kernel).enumerate() {
         for (i, value) in values.iter().enumerate() {
             let (tap, channel) = (i / channels, i % channels);
-            let step = channel / INPUT_GROUP * taps + tap;
-            let block = k / KERNELS * (kernel / INPUT_GROUP) + step;
-            weights[(block * INPUT_GROUP + channel % INPUT_GROUP) * KERNELS + k % KERNELS] = *value;
+            let step = channel / lanes * taps + tap;
+            let block = k / KERNELS * (kernel / lanes) + step;
+            weights[(block * lanes + channel % lanes) * KERNELS + k % KERNELS] = *value;
         }
     }
     weights
@@ -176,10 +183,55 @@ fn slow(features: &[f64], weights: &[f64]) -> [f32; KERNELS] {
             // CAST: infinities and NaN do not care for rounding.
             return products.sum::<f64>() as f32;
         }
-        // CAST: an integer below 2^80; then the one rounding.
-        let sum: i128 = products.map(|product| (product * UNIT) as i128).sum();
-        sum as f32 / UNIT as f32
+        exact_sum(products)
     })
+}
+
+/// The exact sum of at most 32 numbers, rounded once.
+///
+/// The sum is kept as numbers that do not overlap (Shewchuk's expansion). Their leading one, with its last bit set where
+/// anything follows, rounds to single precision as the whole sum does.
+fn exact_sum(values: impl Iterator<Item = f64>) -> f32 {
+    let mut parts = [0.0; INPUT_GROUP_MOST];
+    let mut used = 0;
+    for mut high in values {
+        let mut kept = 0;
+        for i in 0..used {
+            let (sum, rest) = two_sum(high, parts[i]);
+            if rest != 0.0 {
+                parts[kept] = rest;
+                kept += 1;
+            }
+            high = sum;
+        }
+        parts[kept] = high;
+        used = kept + 1;
+    }
+    let (mut sum, mut rest) = (0.0, 0.0);
+    for part in parts[..used].iter().rev() {
+        (sum, rest) = two_sum(sum, *part);
+        if rest != 0.0 {
+            break;
+        }
+    }
+    // CAST: the one rounding.
+    to_odd(sum, rest) as f32
+}
+
+/// A sum and what its rounding lost.
+fn two_sum(a: f64, b: f64) -> (f64, f64) {
+    let sum = a + b;
+    let part = sum - a;
+    (sum, (a - (sum - part)) + (b - part))
+}
+
+/// `sum`, moved towards `rest` by less than its last bit: where `rest` is not 0, the last bit is set.
+fn to_odd(sum: f64, rest: f64) -> f64 {
+    if rest == 0.0 || sum.to_bits() & 1 == 1 {
+        return sum;
+    }
+    let away = (sum > 0.0) == (rest > 0.0);
+    f64::from_bits(if away { sum.to_bits() + 1 } else { sum.to_bits() - 1 })
 }
 
 #[cfg(test)]
@@ -197,7 +249,21 @@ mod tests {
         (0x2c00u16..0x4400, any::<bool>()).prop_map(|(bits, negative)| bits | u16::from(negative) << 15)
     }
 
+    /// The sum as one integer: a half-precision number is a multiple of 2^-24.
+    fn fixed(features: &[f64], weights: &[f64], kernel: usize) -> f32 {
+        let unit = (1u64 << 48) as f64;
+        let products = features.iter().zip(weights.as_chunks::<KERNELS>().0).map(|(x, w)| x * w[kernel] * unit);
+        products.map(|product| product as i128).sum::<i128>() as f32 / unit as f32
+    }
+
     proptest! {
+        #[test]
+        fn the_slow_path_is_exact(x in values(0u16..0x7c00, 32), w in values(0u16..0x7c00, 512)) {
+            let x: Vec<f64> = x.iter().enumerate().map(|(i, x)| if i % 3 == 0 { -x } else { *x }).collect();
+            let exact = std::array::from_fn(|kernel| fixed(&x, &w, kernel));
+            prop_assert_eq!(slow(&x, &w), exact);
+        }
+
         #[test]
         fn the_fast_path_equals_the_slow_one(x in values(ordinary(), 32), w in values(ordinary(), 512)) {
             prop_assume!(Spread::of(x.iter()).exact(&Spread::of(w.iter())));
