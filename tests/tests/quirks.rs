@@ -11,7 +11,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use npu::{Activation, Add, Chip, ElementType, NetworkBuilder, Quant, RunError};
+use half::f16;
+use npu::matmul::{F16, F16ToF32, I8, I16, Matrix, Numbers};
+use npu::{Activation, Add, Chip, Context, ElementType, NetworkBuilder, Quant, RunError};
 use npu_device::{BoInfo, Deadline, Device, Driver, DriverInfo, Job, Mapping, Range, Result, Task};
 use npu_regs::{BlockMask, Register, Word, cna, core, dpu, dpu_rdma};
 use npu_sim::{Fault, Options, Quirk, Simulator};
@@ -337,5 +339,128 @@ fn q31_a_task_that_reads_unmapped_memory_is_no_result() {
             assert_ne!(address.feature_base_addr, 0, "a tensor at address 0");
             address.feature_base_addr = 0xf000_0000;
         });
+    });
+}
+
+/// A product of ones and small numbers, exact in every datatype: element `[m, n]` of the result is the sum over k of
+/// `first(m, k)`, times 1 + n mod 2.
+fn multiply<T: Numbers>([rows, depth, columns]: [usize; 3], number: fn(i16) -> T::Factor, tamper: Tamper) -> Outcome
+where
+    T::Sum: Into<f64>,
+{
+    let inner = Simulator::new(Options::default()).open().unwrap();
+    let device: Arc<dyn Device> = Arc::new(Tampered { inner, memory: Memory::default(), tamper, lists_twice: false });
+    let mut context = Context::new(&[device], &Chip::RK3588, npu::Options::default()).unwrap();
+    let first = |m: usize, k: usize| ((m + 2) * (k + k / 8) % 7) as i16 % 3;
+    let second = |n: usize| 1 + (n % 2) as i16;
+    let a: Vec<_> = (0..rows * depth).map(|i| number(first(i / depth, i % depth))).collect();
+    let b: Vec<_> = (0..columns * depth).map(|i| number(second(i / depth))).collect();
+    let mut c = vec![T::Sum::default(); rows * columns];
+    let (a, b) = (Matrix::new(&a, rows, depth).unwrap(), Matrix::new(&b, columns, depth).unwrap());
+    match context.matmul::<T>(a, b, &mut c) {
+        Err(RunError::Untrusted { .. }) => Outcome::Untrusted,
+        Err(error) => panic!("{error}"),
+        Ok(_) => {
+            let sum = |m: usize| f64::from((0..depth).map(|k| i32::from(first(m, k))).sum::<i32>());
+            let right =
+                |(i, found): (usize, &T::Sum)| (*found).into() == sum(i / columns) * f64::from(second(i % columns));
+            if c.iter().enumerate().all(right) { Outcome::Right } else { Outcome::Wrong }
+        }
+    }
+}
+
+/// With the workaround the product is right, without it the outcome is another.
+fn check_product<T: Numbers>(shape: [usize; 3], number: fn(i16) -> T::Factor, without: Outcome, tamper: Tamper)
+where
+    T::Sum: Into<f64>,
+{
+    assert_eq!(multiply::<T>(shape, number, |_, _| {}), Outcome::Right);
+    assert_eq!(multiply::<T>(shape, number, tamper), without);
+}
+
+fn half(number: i16) -> f16 {
+    f16::from_f32(number.into())
+}
+
+#[test]
+fn q1_a_row_without_padding_is_read_from_wrong_places() {
+    check_product::<F16ToF32>([1, 64, 16], half, Outcome::Wrong, |words, memory| {
+        change::<cna::FeatureDataAddr>(words, |address| {
+            // The planes of one row, one atom apart.
+            for plane in 1..8 {
+                let atom = memory.read(address.feature_base_addr + plane * 4 * 16, 16);
+                memory.write(address.feature_base_addr + plane * 16, &atom);
+            }
+        });
+    });
+}
+
+#[test]
+fn q8_a_product_of_16_bit_integers_with_eight_atoms_hangs() {
+    check_product::<I16>(
+        [4, 32, 32],
+        |number| number,
+        Outcome::Untrusted,
+        |words, _| {
+            change::<dpu::BsOwCfg>(words, |writer| (writer.size_e_0, writer.size_e_1, writer.size_e_2) = (7, 7, 7));
+        },
+    );
+}
+
+#[test]
+fn q9_a_product_of_16_bit_integers_without_qd_en_has_16_columns() {
+    check_product::<I16>(
+        [4, 32, 32],
+        |number| number,
+        Outcome::Untrusted,
+        |words, _| {
+            change::<core::MiscCfg>(words, |config| config.qd_en = false);
+        },
+    );
+}
+
+#[test]
+fn q10_a_product_with_too_few_atoms_leaves_columns_unwritten() {
+    check_product::<I8>(
+        [4, 32, 32],
+        |number| number as i8,
+        Outcome::Untrusted,
+        |words, _| {
+            change::<dpu::BsOwCfg>(words, |writer| (writer.size_e_0, writer.size_e_1, writer.size_e_2) = (3, 3, 3));
+        },
+    );
+}
+
+#[test]
+fn q12_a_product_whose_features_nearly_fill_their_banks_needs_one_more() {
+    check_product::<I8>(
+        [252, 1024, 32],
+        |number| number as i8,
+        Outcome::Wrong,
+        |words, _| {
+            change::<cna::CbufCon0>(words, |banks| {
+                banks.data_bank -= 1;
+                banks.weight_bank += 1;
+            });
+        },
+    );
+}
+
+#[test]
+fn q14_a_product_that_names_tf32_to_the_dpu_writes_nothing() {
+    check_product::<F16ToF32>([4, 32, 16], half, Outcome::Untrusted, |words, _| {
+        change::<dpu::DataFormat>(words, |format| {
+            (format.in_precision, format.proc_precision) = (npu_regs::Precision::Tf32, npu_regs::Precision::Tf32);
+        });
+    });
+}
+
+#[test]
+fn q22_partial_sums_of_few_rows_at_the_stride_of_twelve_are_read_from_wrong_places() {
+    // Two tiles of depth, and sums below 2048, which half precision holds exactly.
+    check_product::<F16>([4, 832, 256], half, Outcome::Wrong, |words, _| {
+        // What the documented program has for four rows.
+        change::<dpu_rdma::SurfNotch>(words, |notch| notch.surf_notch_addr = notch.surf_notch_addr.min(12));
+        change::<dpu_rdma::EwSurfNotch>(words, |notch| notch.ew_surf_notch = notch.ew_surf_notch.min(12));
     });
 }

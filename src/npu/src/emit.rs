@@ -23,8 +23,10 @@ const DEPTHWISE_GRAINS: u32 = 51;
 pub(crate) enum Region {
     /// Weights and operands.
     Constants,
-    /// Inputs, intermediates and outputs.
+    /// Inputs, intermediates and outputs; of a product, its first factor.
     Activations,
+    /// The results of a product.
+    Results,
 }
 
 /// A place in a buffer, in bytes.
@@ -35,10 +37,11 @@ pub(crate) struct Place {
 }
 
 /// Where the buffers are in the NPU's address space.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bases {
     pub(crate) constants: u32,
     pub(crate) activations: u32,
+    pub(crate) results: u32,
 }
 
 impl Bases {
@@ -46,6 +49,7 @@ impl Bases {
         let base = match place.region {
             Region::Constants => self.constants,
             Region::Activations => self.activations,
+            Region::Results => self.results,
         };
         // A buffer lies inside the address space, so the sum does not wrap.
         base.wrapping_add(place.offset)
@@ -69,6 +73,14 @@ pub(crate) struct ConvTask {
     pub(crate) output: Output,
     pub(crate) arithmetic: Arithmetic,
     pub(crate) addend: Option<Addend>,
+    pub(crate) reuse: Reuse,
+}
+
+/// Operands that the task before left in CBUF. SOURCE: npu-spec 4.12.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Reuse {
+    pub(crate) features: bool,
+    pub(crate) weights: bool,
 }
 
 /// The input of a task.
@@ -80,6 +92,8 @@ pub(crate) struct Feature {
     pub(crate) extents: [u32; 2],
     /// Atoms between planes.
     pub(crate) pitch: u32,
+    /// Atoms between rows of one pixel in host order, whose planes are neighbours; none in a cube.
+    pub(crate) host_rows: Option<u32>,
     /// Slots that hold data.
     pub(crate) real: u32,
     /// Slots that are read.
@@ -114,6 +128,8 @@ pub(crate) struct Output {
     pub(crate) extents: [u32; 2],
     /// Atoms between planes.
     pub(crate) pitch: u32,
+    /// Atoms that are skipped between rows.
+    pub(crate) notch: u32,
     /// Slots that are written.
     pub(crate) slots: u32,
 }
@@ -147,6 +163,23 @@ pub(crate) enum Arithmetic {
         bias: Option<Place>,
         clamp: Clamp<f32>,
     },
+    /// The sums as they are.
+    Raw(Datapath),
+}
+
+/// What the blocks are told of a product's numbers. SOURCE: npu-spec 4.2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Datapath {
+    /// Of the factors, for CNA and CORE.
+    pub(crate) factors: Precision,
+    /// Of the sums, for the DPU.
+    pub(crate) sums: Precision,
+    /// Of the results in memory.
+    pub(crate) results: Precision,
+    /// Atoms that the writer makes of one pixel of a kernel group.
+    pub(crate) atoms: u32,
+    /// A bit of CORE whose meaning is unknown.
+    pub(crate) qd_en: bool,
 }
 
 /// What is added to every weight.
@@ -205,6 +238,7 @@ impl ConvTask {
         let Self { feature, kernel, output, banks, .. } = self;
         let precision = self.precision();
         program.push(cna::ConvCon1 {
+            group_line_off: feature.host_rows.is_some(),
             proc_precision: precision,
             in_precision: precision,
             conv_mode: self.conv_mode(),
@@ -240,7 +274,8 @@ impl ConvTask {
         })?;
         // CAST: at most the twelve banks of CBUF.
         let (weight_bank, data_bank) = (banks.weights as u32, banks.data as u32);
-        program.push(cna::CbufCon0 { weight_bank, data_bank, ..Default::default() })?;
+        let (data_reuse, weight_reuse) = (self.reuse.features, self.reuse.weights);
+        program.push(cna::CbufCon0 { weight_reuse, data_reuse, weight_bank, data_bank, ..Default::default() })?;
         program.push(cna::CbufCon1 { data_entries: feature.entries })
     }
 
@@ -263,9 +298,11 @@ impl ConvTask {
         program.push(cna::FeatureDataAddr { feature_base_addr: bases.dma(feature.place) })?;
         program.push(cna::FcCon2::default())?;
         program.push(cna::DmaCon0 { ov4k_bypass: false, weight_burst_len: BURST, data_burst_len: BURST })?;
-        // Rows are read in groups of four; the surface stride is what a plane has beside the first group.
-        program.push(cna::DmaCon1 { line_stride: 4 * columns })?;
-        program.push(cna::DmaCon2 { surf_stride: feature.pitch - 4 * columns })?;
+        // Rows of a cube are read in groups of four; the surface stride is what a plane has beside the first group.
+        let cube = (4 * columns, feature.pitch.wrapping_sub(4 * columns));
+        let (line_stride, surf_stride) = feature.host_rows.map_or(cube, |atoms| (atoms, 0));
+        program.push(cna::DmaCon1 { line_stride })?;
+        program.push(cna::DmaCon2 { surf_stride })?;
         program.push(cna::FcDataSize0 { dma_width: columns, dma_height: rows })?;
         program.push(cna::FcDataSize1 { dma_channel: feature.slots })?;
         program.push(cna::DcompCtrl::default())?;
@@ -297,7 +334,7 @@ impl ConvTask {
             soft_gating: 0,
             proc_precision: self.precision(),
             dw_en: self.kind == Kind::Depthwise,
-            qd_en: true,
+            qd_en: self.datapath().qd_en,
         })?;
         program.push(core::DataoutSize0 { dataout_height: rows - 1, dataout_width: columns - 1 })?;
         program.push(core::DataoutSize1 { dataout_channel: self.output.slots - 1 })?;
@@ -309,7 +346,7 @@ impl ConvTask {
     fn writer(&self, program: &mut Program, bases: &Bases) -> Result<(), FieldError> {
         let output = &self.output;
         let [rows, columns] = output.extents;
-        let precision = self.precision();
+        let Datapath { sums, results, .. } = self.datapath();
         program.push(dpu::FeatureModeCfg {
             burst_len: BURST,
             conv_mode: self.conv_mode(),
@@ -318,11 +355,11 @@ impl ConvTask {
             ..Default::default()
         })?;
         program.push(dpu::DataFormat {
-            out_precision: precision,
-            in_precision: precision,
+            out_precision: results,
+            in_precision: sums,
             // Negative values have a shift of their own. SOURCE: npu-spec 5.5 [HW].
             bs_mul_shift_value_neg: self.bs_shift(),
-            proc_precision: precision,
+            proc_precision: sums,
             ..Default::default()
         })?;
         program.push(dpu::OffsetPend::default())?;
@@ -330,7 +367,7 @@ impl ConvTask {
         program.push(dpu::DstSurfStride { dst_surf_stride: output.pitch })?;
         program.push(dpu::DataCubeWidth { width: columns - 1 })?;
         program.push(dpu::DataCubeHeight { minmax_ctl: 0, height: rows - 1 })?;
-        program.push(dpu::DataCubeNotchAddr::default())?;
+        program.push(dpu::DataCubeNotchAddr { notch_addr_1: output.notch, notch_addr_0: output.notch })?;
         program.push(dpu::DataCubeChannel { orig_channel: output.slots - 1, channel: output.slots - 1 })
     }
 
@@ -339,6 +376,7 @@ impl ConvTask {
         let (has_bias, has_scale) = match self.arithmetic {
             Arithmetic::Int8 { .. } => (true, true),
             Arithmetic::Fp16 { bias, .. } => (bias.is_some(), false),
+            Arithmetic::Raw(_) => (false, false),
         };
         program.push(dpu::BsCfg {
             bs_alu_algo: if has_bias { AluAlgo::Add } else { AluAlgo::default() },
@@ -358,7 +396,7 @@ impl ConvTask {
             bs_mul_src: has_scale,
         })?;
         program.push(dpu::BsReluxCmpValue { bs_relux_cmp_dat: relu.most })?;
-        let size_e = self.atoms_per_group() - 1;
+        let size_e = self.datapath().atoms - 1;
         let (od_bypass, ow_src, ow_op) = self.compensation();
         program.push(dpu::BsOwCfg {
             size_e_2: size_e,
@@ -431,9 +469,9 @@ impl ConvTask {
                     ..Default::default()
                 })?;
             }
-            Arithmetic::Fp16 { .. } => {
+            Arithmetic::Fp16 { .. } | Arithmetic::Raw(_) => {
                 program.push(dpu::OutCvtOffset::default())?;
-                program.push(dpu::OutCvtScale { fp32tofp16_en: true, out_cvt_scale: 1 })?;
+                program.push(dpu::OutCvtScale { fp32tofp16_en: self.narrows(), out_cvt_scale: 1 })?;
                 program.push(dpu::OutCvtShift::default())?;
             }
         }
@@ -445,7 +483,7 @@ impl ConvTask {
         program.push(dpu::EwOpValue5::default())?;
         program.push(dpu::EwOpValue6::default())?;
         program.push(dpu::EwOpValue7::default())?;
-        program.push(dpu::SurfaceAdd { surf_add: self.atoms_per_group() * self.output.pitch })?;
+        program.push(dpu::SurfaceAdd { surf_add: self.datapath().atoms * self.output.pitch })?;
         program.push(dpu::Unnamed40C4::default())
     }
 
@@ -460,6 +498,7 @@ impl ConvTask {
         let (brdma_data_use, operands) = match self.arithmetic {
             Arithmetic::Int8 { operands, .. } => (7, Some(operands)),
             Arithmetic::Fp16 { bias, .. } => (u32::from(bias.is_some()), bias),
+            Arithmetic::Raw(_) => (0, None),
         };
         program.push(dpu_rdma::Bcfg { brdma_data_use })?;
         program.push(dpu_rdma::BsBaseAddr { bs_base_addr: operands.map_or(0, |place| bases.dma(place)) })?;
@@ -502,7 +541,7 @@ impl ConvTask {
             burst_len: BURST,
             // QUIRK(Q02): an armed reader without operand hangs.
             mrdma_disable: true,
-            mrdma_fp16tofp32_en: !self.is_integer(),
+            mrdma_fp16tofp32_en: self.narrows(),
             conv_mode: self.conv_mode(),
             ..Default::default()
         }
@@ -512,8 +551,24 @@ impl ConvTask {
         matches!(self.arithmetic, Arithmetic::Int8 { .. })
     }
 
+    /// SOURCE: npu-spec 3.5, 4.2.
+    fn datapath(&self) -> Datapath {
+        let atoms = if self.kind == Kind::Depthwise { 4 } else { 2 };
+        let same = |precision| Datapath { factors: precision, sums: precision, results: precision, atoms, qd_en: true };
+        match self.arithmetic {
+            Arithmetic::Int8 { .. } => same(Precision::Int8),
+            Arithmetic::Fp16 { .. } => same(Precision::Fp16),
+            Arithmetic::Raw(datapath) => datapath,
+        }
+    }
+
     fn precision(&self) -> Precision {
-        if self.is_integer() { Precision::Int8 } else { Precision::Fp16 }
+        self.datapath().factors
+    }
+
+    /// Whether single-precision sums leave as half precision.
+    fn narrows(&self) -> bool {
+        self.datapath().results == Precision::Fp16
     }
 
     fn element_size(&self) -> ElementSize {
@@ -527,18 +582,10 @@ impl ConvTask {
         }
     }
 
-    /// Atoms that the writer makes of one pixel of a kernel group. SOURCE: npu-spec 3.5.
-    fn atoms_per_group(&self) -> u32 {
-        match self.kind {
-            Kind::Direct => 2,
-            Kind::Depthwise => 4,
-        }
-    }
-
     fn bs_shift(&self) -> u32 {
         match self.arithmetic {
             Arithmetic::Int8 { requant, .. } => requant.bs_shift,
-            Arithmetic::Fp16 { .. } => 0,
+            Arithmetic::Fp16 { .. } | Arithmetic::Raw(_) => 0,
         }
     }
 
@@ -547,7 +594,7 @@ impl ConvTask {
         match (&self.arithmetic, self.kind) {
             (Arithmetic::Int8 { compensation: Compensation::Tensor(value), .. }, _) => (false, false, *value),
             (Arithmetic::Int8 { compensation: Compensation::PerChannel, .. }, _) => (false, true, 0),
-            (Arithmetic::Fp16 { .. }, Kind::Direct) => (true, false, 0),
+            (Arithmetic::Fp16 { .. }, Kind::Direct) | (Arithmetic::Raw(_), _) => (true, false, 0),
             // Real numbers ignore it; this is what known programs write. SOURCE: npu-spec 4.6.
             (Arithmetic::Fp16 { .. }, Kind::Depthwise) => (false, false, 0x80),
         }
@@ -557,6 +604,7 @@ impl ConvTask {
         match self.arithmetic {
             Arithmetic::Int8 { clamp, .. } => Relu::new(clamp.relu, clamp.most.map(i32::cast_unsigned)),
             Arithmetic::Fp16 { clamp, .. } => Relu::new(clamp.relu, clamp.most.map(f32::to_bits)),
+            Arithmetic::Raw(_) => Relu::OFF,
         }
     }
 }

@@ -69,10 +69,10 @@ pub enum Error {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// The caller's buffers do not fit the network.
-    #[error("{what} {index} has {found} bytes, the network needs {expected}")]
+    /// The caller's buffers do not fit the network or the product.
+    #[error("{what} {index} has {found} bytes, {expected} are needed")]
     Size {
-        /// `input`.
+        /// Which operand: `input` of a network.
         what: &'static str,
         /// Which one.
         index: usize,
@@ -81,15 +81,26 @@ pub enum RunError {
         /// Bytes needed.
         expected: usize,
     },
-    /// The caller's lists do not fit the network.
-    #[error("{found} {what} given, the network has {expected}")]
+    /// The caller's lists do not fit the network or the product.
+    #[error("{found} {what} given, {expected} are needed")]
     Count {
         /// `inputs` or `outputs`.
         what: &'static str,
         /// How many were given.
         found: usize,
-        /// How many the network has.
+        /// How many are needed.
         expected: usize,
+    },
+    /// The operation cannot be planned, or its operands do not fit it.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    /// A number that the datatype does not hold.
+    #[error("element {index} of the {what} is outside its datatype")]
+    Value {
+        /// Which operand.
+        what: &'static str,
+        /// Which element.
+        index: usize,
     },
     /// The deadline passed before the jobs ended. They may still run.
     #[error("the deadline passed while {jobs} jobs ran")]
@@ -142,11 +153,11 @@ pub enum Distrust {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("layer {layer}, task {task}, plane {plane}, pixel {pixel}")]
 pub struct MissingSentinel {
-    /// Layer.
+    /// Layer; 0 in a product.
     pub layer: usize,
-    /// Task of the network.
+    /// Task of the network or of the product's worker.
     pub task: usize,
-    /// Plane of the layer's output.
+    /// Plane of the output.
     pub plane: usize,
     /// Pixel of the plane.
     pub pixel: usize,

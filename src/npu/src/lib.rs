@@ -1,26 +1,33 @@
-//! The NPU library: what a program uses to run networks on an NPU behind [`npu_device::Device`].
+//! The NPU library: what a program uses to run products and networks on an NPU behind [`npu_device::Device`].
 //!
+//! [`Context`] runs [matrix products](matmul) in every datatype on all cores; [`Options`] says how.
 //! [`NetworkBuilder`] takes a network layer by layer, [`Network`] is its plan, [`Resident`] the plan on a device.
 //! Planning does no I/O. Nothing here knows which device it drives.
 
 #![forbid(unsafe_code)]
 
 mod chip;
+mod context;
 mod emit;
 mod error;
 mod layer;
 pub mod layout;
 mod lower;
+pub mod matmul;
 mod network;
 mod ops;
+mod options;
 pub mod quantize;
 pub mod quirks;
 mod run;
+mod sentinel;
 pub mod slots;
 mod tile;
 
 pub use chip::Chip;
+pub use context::Context;
 pub use error::{Distrust, Error, MissingSentinel, Result, RunError, RunReport, Unsupported};
 pub use network::{LayerReport, Network, NetworkBuilder, NetworkReport, TensorRef};
 pub use ops::{Activation, Add, Bias, Conv2d, Depthwise, ElementType, Filter, Padding, Quant, Window};
+pub use options::{OperandReuse, Options};
 pub use run::Resident;

@@ -9,7 +9,9 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::chip::Chip;
-use crate::emit::{Addend, Arithmetic, Clamp, Compensation, ConvTask, Feature, Kernel, Kind, Output, Place, Region};
+use crate::emit::{
+    Addend, Arithmetic, Clamp, Compensation, ConvTask, Feature, Kernel, Kind, Output, Place, Region, Reuse,
+};
 use crate::error::{Error, Result, Unsupported};
 use crate::layer::{IntChannels, Layer, LayerArithmetic, Tensor, Weights, ZeroPoints, clamp};
 use crate::layout::{self, ATOM, Cube, Operand, WeightShape};
@@ -391,6 +393,7 @@ impl LayerPlan<'_> {
                 place: self.place(layer.input, first_plane, band.input_row * input.extents[1])?,
                 extents: [word(band.input_rows)?, word(input.extents[1])?],
                 pitch: word(input.pitch)?,
+                host_rows: None,
                 real: word(real_slots(&input.slots, geometry.pixel_bytes / size))?,
                 slots: word(geometry.pixel_bytes / size)?,
                 entries: word(geometry.row_entries())?,
@@ -411,10 +414,12 @@ impl LayerPlan<'_> {
                 place: self.place(layer.output, plane, pixel)?,
                 extents: [word(band.output_rows)?, word(output.extents[1])?],
                 pitch: word(output.pitch)?,
+                notch: 0,
                 slots: word(block.slots.len())?,
             },
             arithmetic: block.arithmetic,
             addend: layer.addend.map(|tensor| self.addend(tensor, plane, pixel)).transpose()?,
+            reuse: Reuse::default(),
         })
     }
 
@@ -573,6 +578,7 @@ impl Arithmetic {
                 let bias = bias.map(|bias| bias.plus(slots * size_of::<f32>())).transpose()?;
                 Self::Fp16 { bias, clamp }
             }
+            Self::Raw(_) => self,
         })
     }
 }

@@ -5,13 +5,18 @@
 //! | Q1 | planes of fewer than 4 rows are read at a pitch of 4 rows | [`plane_pitch`]: planes are laid out at that pitch |
 //! | Q2, Q3 | an armed reader without operand hangs | readers are armed by the presence of their operand only |
 //! | Q5, Q6 | a missing marker or a write to CNA/CORE S_POINTER hangs | programs have one shape, see `emit` |
-//! | Q7 | partial kernel groups hang | tensors are padded to whole groups |
+//! | Q7 | partial kernel groups hang | tensors are padded to whole groups; products of partial groups are refused |
+//! | Q8, Q10 | too many atoms hang, too few leave columns unwritten | `matmul::numbers`: exactly a group's atoms |
+//! | Q9 | 16-bit integers without QD_EN give 16 channels | `matmul::numbers` sets it |
 //! | Q11 | FC_DATA_BANK corrupts | never written |
 //! | Q12 | the last rows of a nearly full CBUF are wrong with 8-bit features | [`slack_banks`]: one bank stays free |
 //! | Q13 | wide values wrap silently | `npu-regs` refuses them; the planner names the limit first |
+//! | Q14 | the DPU writes nothing in tf32 | `matmul::numbers` calls it single precision there |
 //! | Q22 | element-wise operands of planes below 12 pixels are read at a pitch of 12 | [`plane_pitch`] |
 //! | Q23 | an output scale of 0x8000 is negative | `quantize` keeps scales below it |
 //! | Q24 | depthwise padding uses byte 1 of the pad value in some lanes | [`pad_value`]: all four bytes are equal |
+//! | Q26 | a stale operand is reused silently | `matmul::plan` reuses what the task before in the same job loaded |
+//! | Q27 | sums of 16-bit products saturate | their depth is one task; exact ones are 8-bit products |
 //! | Q29 | a handle listed twice drops the job silently | a job lists its output buffers once and no inputs |
 //! | Q30 | the watchdog reports success | the slow mark and sentinels, see `run` |
 //! | Q31 | address 0 faults | the first buffer of a file is a guard that nothing uses |

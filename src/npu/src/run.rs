@@ -18,17 +18,18 @@ use crate::emit::{Bases, WORDS};
 use crate::error::{Distrust, Error, MissingSentinel, Result, RunError, RunReport};
 use crate::layout::ATOM;
 use crate::network::{PROGRAM_STRIDE, Plan};
+use crate::sentinel::mix;
 
 /// Bytes that bursts may read beyond the end of what they need. SOURCE: npu-spec 9.3.
-const BURST_SLACK: usize = 32 * 1024;
+pub(crate) const BURST_SLACK: usize = 32 * 1024;
 /// Size of a buffer that only serves as a guard or a fence.
-const SMALL: u32 = 4096;
+pub(crate) const SMALL: u32 = 4096;
 /// Ranges nearer than this are kept coherent as one.
 const NEAR: u64 = 4096;
 /// What the CPU's caches work in.
 const CACHE_LINE: u64 = 64;
 /// Surviving sentinels that a report names.
-const NAMED: usize = 8;
+pub(crate) const NAMED: usize = 8;
 
 /// Pixels of one plane that a task must write. They follow each other in memory.
 #[derive(Clone, Debug)]
@@ -73,14 +74,6 @@ impl Sentinel {
     }
 }
 
-/// The finaliser of SplitMix64, which spreads a counter over all bits.
-fn mix(mut bits: u64) -> u64 {
-    bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
-}
-
 /// A network on a device.
 #[derive(Debug)]
 pub struct Resident {
@@ -115,7 +108,7 @@ impl Resident {
         let fences = plan.jobs[1..].iter().map(|_| Bo::new(device, SMALL).map_err(failed("allocate a fence")));
         let fences = fences.collect::<Result<Vec<_>>>()?;
         fill(&mut constants, &plan.constants)?;
-        let bases = Bases { constants: constants.dma(), activations: arena.dma() };
+        let bases = Bases { constants: constants.dma(), activations: arena.dma(), results: 0 };
         let bytes = programs_bytes(&plan, &bases, programs.dma(), device.info().has_batched_submit())?;
         fill(&mut programs, &bytes)?;
         let jobs = jobs(&plan, &[constants.handle(), programs.handle()], programs.dma(), &arena, &fences);
@@ -234,22 +227,22 @@ impl Resident {
     }
 }
 
-fn distrust(report: &RunReport, mark: Duration, count: usize) -> Option<Distrust> {
+pub(crate) fn distrust(report: &RunReport, mark: Duration, count: usize) -> Option<Distrust> {
     if report.slow {
         return Some(Distrust::Slow { wait: report.waits.iter().copied().max().unwrap_or_default(), mark });
     }
     report.missing_sentinels.first().map(|&first| Distrust::Sentinels { count, first })
 }
 
-fn failed(what: &'static str) -> impl Fn(npu_device::Error) -> Error {
+pub(crate) fn failed(what: &'static str) -> impl Fn(npu_device::Error) -> Error {
     move |source| Error::Device { what, source }
 }
 
-fn refused(what: &'static str) -> impl Fn(npu_device::Error) -> RunError {
+pub(crate) fn refused(what: &'static str) -> impl Fn(npu_device::Error) -> RunError {
     move |source| RunError::Device { what, source }
 }
 
-fn waiting(jobs: usize) -> impl Fn(npu_device::Error) -> RunError {
+pub(crate) fn waiting(jobs: usize) -> impl Fn(npu_device::Error) -> RunError {
     move |source| match source.is_timeout() {
         true => RunError::Deadline { jobs },
         false => RunError::Device { what: "wait for the jobs", source },
@@ -287,7 +280,7 @@ fn programs_bytes(plan: &Plan, bases: &Bases, dma: u32, batched: bool) -> Result
 }
 
 /// Address of a program. The buffer lies inside the address space, so nothing wraps.
-fn program_dma(dma: u32, index: usize) -> u32 {
+pub(crate) fn program_dma(dma: u32, index: usize) -> u32 {
     // CAST: the buffer's size fits 32 bits.
     dma.wrapping_add((index * PROGRAM_STRIDE) as u32)
 }

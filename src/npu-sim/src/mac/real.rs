@@ -147,7 +147,7 @@ impl Real {
     }
 }
 
-/// Kernels `[kernel, kh, kw, c]` as [`Half::weights`] wants them, with empty kernels up to whole groups.
+/// Kernels `[kernel, kh, kw, c]` as [`Real::weights`] wants them, with empty kernels up to whole groups.
 fn interleave(kernels: &[f64], fetch: &Fetch) -> Vec<f64> {
     let (taps, channels, lanes) = (fetch.taps(), fetch.channels, input_group(fetch.precision));
     let kernel = taps * channels;

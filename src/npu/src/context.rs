@@ -1,0 +1,152 @@
+//! Workers on the NPU's cores: as many open files, each with its queue and its memory.
+
+use std::sync::Arc;
+
+use npu_device::{Bo, Deadline, Device, Driver};
+
+use crate::chip::Chip;
+use crate::error::{Result, RunError, Unsupported};
+use crate::matmul::work::Loaded;
+use crate::options::Options;
+use crate::run::{BURST_SLACK, SMALL, failed, refused, waiting};
+
+/// Open files of one NPU and the memory that operations keep on them.
+///
+/// The kernel runs the jobs of one file on one core at a time, so as many cores work at once as a context has files. Each
+/// holds its part of the second factor and a copy of the first, as files do not share memory. Scratch memory grows to what the
+/// largest operation needed and stays.
+#[derive(Debug)]
+pub struct Context {
+    pub(crate) chip: Chip,
+    pub(crate) options: Options,
+    pub(crate) workers: Vec<Worker>,
+}
+
+impl Context {
+    /// Opens [`Options::workers`] files, at least one.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`] where the driver refuses.
+    pub fn open(driver: &dyn Driver, chip: &Chip, options: Options) -> Result<Self> {
+        let open = |_| driver.open().map_err(failed("open a file"));
+        let devices = (0..options.workers.max(1)).map(open).collect::<Result<Vec<_>>>()?;
+        Self::new(&devices, chip, options)
+    }
+
+    /// Takes files that are open already, one worker each.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`] where a device refuses, [`crate::Error::Empty`] without any.
+    pub fn new(devices: &[Arc<dyn Device>], chip: &Chip, options: Options) -> Result<Self> {
+        if devices.is_empty() {
+            return Err(crate::Error::Empty("workers"));
+        }
+        let workers = devices.iter().map(Worker::new).collect::<Result<Vec<_>>>()?;
+        Ok(Self { chip: chip.clone(), options, workers })
+    }
+
+    /// How operations run.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The chip that is planned for.
+    pub fn chip(&self) -> &Chip {
+        &self.chip
+    }
+
+    /// Bytes of device memory that the context holds, without resident weights.
+    pub fn device_bytes(&self) -> u64 {
+        self.workers.iter().map(Worker::device_bytes).sum()
+    }
+}
+
+/// One open file and its scratch memory.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) device: Arc<dyn Device>,
+    /// Address 0, so that no operand has it. QUIRK(Q31).
+    _guard: Bo,
+    pub(crate) features: Scratch,
+    pub(crate) weights: Scratch,
+    /// Of rounds in turn, so that one is read while the other runs.
+    pub(crate) results: [Scratch; 2],
+    pub(crate) programs: Scratch,
+    /// Whose register programs lie in memory.
+    pub(crate) loaded: Option<Loaded>,
+    pub(crate) runs: u64,
+    /// A call gave up: its jobs may still run.
+    pub(crate) unsettled: bool,
+}
+
+impl Worker {
+    fn new(device: &Arc<dyn Device>) -> Result<Self> {
+        Ok(Self {
+            device: Arc::clone(device),
+            _guard: Bo::new(device, SMALL).map_err(failed("allocate the guard"))?,
+            features: Scratch::default(),
+            weights: Scratch::default(),
+            results: Default::default(),
+            programs: Scratch::default(),
+            loaded: None,
+            runs: 0,
+            unsettled: false,
+        })
+    }
+
+    /// Waits for what a call that gave up left behind, before its memory is used again.
+    pub(crate) fn settle(&mut self, deadline: Deadline) -> Result<(), RunError> {
+        if !self.unsettled {
+            return Ok(());
+        }
+        for bo in self.results.iter_mut().filter_map(|scratch| scratch.0.as_mut()) {
+            bo.access(deadline).map(drop).map_err(waiting(0))?;
+        }
+        self.unsettled = false;
+        Ok(())
+    }
+
+    fn device_bytes(&self) -> u64 {
+        let [first, second] = &self.results;
+        let scratch = [&self.features, &self.weights, first, second, &self.programs];
+        let bytes = scratch.iter().filter_map(|scratch| scratch.0.as_ref()).map(|bo| u64::from(bo.bytes()));
+        u64::from(SMALL) + bytes.sum::<u64>()
+    }
+}
+
+/// A buffer that grows when it is too small.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch(Option<Bo>);
+
+impl Scratch {
+    /// At least `bytes`, and what bursts may read beyond. What it held is lost where it grows.
+    pub(crate) fn at_least(
+        &mut self,
+        device: &Arc<dyn Device>,
+        what: &'static str,
+        bytes: usize,
+    ) -> Result<&mut Bo, RunError> {
+        let needed = u32::try_from(bytes + BURST_SLACK)
+            .map_err(|_| Unsupported::new(format!("the {what} need {bytes} bytes, more than the NPU can address")))?;
+        if self.0.as_ref().is_none_or(|bo| bo.bytes() < needed) {
+            // What is there goes first, so that both need not fit.
+            self.0 = None;
+            self.0 = Some(Bo::new(device, needed).map_err(refused(what))?);
+        }
+        // PANIC: just made, where it was missing.
+        Ok(self.0.as_mut().expect("the buffer was made"))
+    }
+
+    /// The buffer that [`Scratch::at_least`] made.
+    pub(crate) fn get(&mut self) -> &mut Bo {
+        // PANIC: a call makes all buffers before it uses one.
+        self.0.as_mut().expect("the buffer was made")
+    }
+}
+
+/// Fills a buffer that no job writes.
+pub(crate) fn fill(bo: &mut Bo, what: &'static str, put: impl FnOnce(&mut [u8])) -> Result<(), RunError> {
+    let mut access = bo.access(Deadline::POLL).map_err(refused(what))?;
+    put(&mut access);
+    access.finish().map_err(refused(what))
+}
