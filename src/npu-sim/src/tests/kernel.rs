@@ -233,7 +233,7 @@ fn delta_tasks_take_the_group_before_the_last() {
 
 #[test]
 fn ranges_need_their_driver_and_must_lie_inside() {
-    let (bed, _) = bed(Options::batched());
+    let (bed, _) = bed(Options { version: (1, 5, 0), ..Options::batched() });
     let handle = bed.output.handle();
     let range = |offset, bytes| [Range { offset, bytes }];
     bed.device.prep_bo_ranges(handle, &range(4096, 64), Deadline::POLL).unwrap();
