@@ -362,6 +362,55 @@ fn sixteen_bit_integers_saturate_on_every_path() {
     check::<I16>([60, 800, 320], Path::Resident, BATCHED);
 }
 
+/// Options drawn at random: none of them may change an exact result, or a real one beyond its bound.
+fn drawn(seed: u64) -> Options {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let reuse = [OperandReuse::Off, OperandReuse::Features, OperandReuse::Weights, OperandReuse::Auto];
+    Options {
+        workers: rng.random_range(1..=3),
+        batched: rng.random(),
+        accumulate_on_chip: rng.random(),
+        chain_accumulation: rng.random(),
+        reuse: reuse[rng.random_range(0..4)],
+        asymmetric_tiles: rng.random(),
+        host_order: rng.random(),
+        tile_rows: rng.random_range(1..300),
+        tile_columns: rng.random_range(1..300),
+        tasks_per_job: rng.random_range(1..20),
+        ..Options::default()
+    }
+}
+
+fn check_random<T: Case>() {
+    for seed in 0..8 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let rows = rng.random_range(1..300);
+        let depth = rng.random_range(1..24) * T::PRODUCT.depth_group();
+        let columns = rng.random_range(1..6) * T::PRODUCT.column_group();
+        let (a, b) = (random::<T>(&mut rng, rows * depth), random::<T>(&mut rng, columns * depth));
+        let simulator = Simulator::new(if seed % 2 == 0 { Sim::default() } else { Sim::batched() });
+        let options = drawn(seed);
+        let what = format!("{} {rows}×{depth}×{columns}, {options:?}", T::PRODUCT);
+        let mut context = Context::open(&simulator, &Chip::RK3588, options).unwrap();
+        let mut c = vec![T::Sum::default(); rows * columns];
+        let (first, second) = (Matrix::new(&a, rows, depth).unwrap(), Matrix::new(&b, columns, depth).unwrap());
+        let outcome = context.matmul::<T>(first, second, &mut c);
+        outcome.unwrap_or_else(|error| panic!("{what}: {error}; {:?}", simulator.faults()));
+        compare::<T>(&what, &c, &exact::<T>(&a, &b, depth), depth, depth / T::PRODUCT.depth_group());
+    }
+}
+
+#[test]
+fn random_shapes_with_random_options_are_right() {
+    check_random::<F16>();
+    check_random::<F16ToF32>();
+    check_random::<I8>();
+    check_random::<I4>();
+    check_random::<I16>();
+    check_random::<Bf16>();
+    check_random::<Tf32>();
+}
+
 /// Random codes with a scale per group, and the exact result.
 fn check_scaled<T: Case + GroupNumbers>([rows, depth, columns]: [usize; 3], group: usize, mode: Mode, resident: bool) {
     let what = format!("{} {rows}×{depth}×{columns} in groups of {group}, {}", T::PRODUCT, mode.name);
