@@ -41,11 +41,13 @@ pub enum ErrorCode {
     InvalidArgs,
     /// The caller may not do this.
     AccessDenied,
+    /// An update was refused, or came to nothing.
+    UpdateFailed,
 }
 
 impl ErrorCode {
     /// Every code.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Busy,
         Self::QueueFull,
         Self::DeadlineExceeded,
@@ -60,6 +62,7 @@ impl ErrorCode {
         Self::Internal,
         Self::InvalidArgs,
         Self::AccessDenied,
+        Self::UpdateFailed,
     ];
 
     /// The code as text, for example `QueueFull`: the last part of [`ErrorCode::dbus_name`].
@@ -82,6 +85,7 @@ impl ErrorCode {
             Self::Unsupported => "org.cairn.Error.Unsupported",
             Self::Cancelled => "org.cairn.Error.Cancelled",
             Self::Internal => "org.cairn.Error.Internal",
+            Self::UpdateFailed => "org.cairn.Error.UpdateFailed",
             Self::InvalidArgs => "org.freedesktop.DBus.Error.InvalidArgs",
             Self::AccessDenied => "org.freedesktop.DBus.Error.AccessDenied",
         }

@@ -11,6 +11,9 @@
 //! /org/cairn/Health1                     org.cairn.Health1, org.freedesktop.DBus.ObjectManager
 //! /org/cairn/Health1/incident/<number>   org.cairn.Incident1
 //! /org/cairn/Health1/job/<number>        org.cairn.Job1
+//!
+//! /org/cairn/Update1                     org.cairn.Update1
+//! /org/cairn/Update1/job/<number>        org.cairn.Job1
 //! ```
 
 mod blob;
@@ -23,7 +26,7 @@ use zbus::OwnedObjectPath;
 pub use blob::{Blob, INLINE_BYTES, seal, unseal};
 pub use proxies::{
     AuthorityProxy, Check, Details, Device1Proxy, Health1Proxy, Incident1Proxy, Inference1Proxy, Job1Proxy,
-    Model1Proxy, Models1Proxy, Options, Seen, TensorDescription, WireTensor,
+    Model1Proxy, Models1Proxy, Options, Seen, TensorDescription, Update1Proxy, WireTensor,
 };
 
 /// Bus name of the daemon that owns the NPU.
@@ -44,6 +47,13 @@ pub const RUN_SELF_TEST: &str = "org.cairn.health1.run-self-test";
 /// Polkit action of `CreateSupportBundle` and `OpenSupportBundle`.
 pub const CREATE_SUPPORT_BUNDLE: &str = "org.cairn.health1.create-support-bundle";
 
+/// Bus name of the daemon that updates the system.
+pub const UPDATE_NAME: &str = "org.cairn.Update1";
+/// Its root object.
+pub const UPDATE_ROOT: &str = "/org/cairn/Update1";
+/// Polkit action of `Install`, `Proceed` and `Dismiss`.
+pub const INSTALL_UPDATES: &str = "org.cairn.update1.install";
+
 /// The contracts, one XML document per interface.
 pub const CONTRACTS: &[(&str, &str)] = &[
     ("org.cairn.Device1", include_str!("../../dbus/org.cairn.Device1.xml")),
@@ -53,6 +63,7 @@ pub const CONTRACTS: &[(&str, &str)] = &[
     ("org.cairn.Job1", include_str!("../../dbus/org.cairn.Job1.xml")),
     ("org.cairn.Model1", include_str!("../../dbus/org.cairn.Model1.xml")),
     ("org.cairn.Models1", include_str!("../../dbus/org.cairn.Models1.xml")),
+    ("org.cairn.Update1", include_str!("../../dbus/org.cairn.Update1.xml")),
 ];
 
 /// The object of a model. Bytes that a path element may not have become `_` and two hexadecimal digits.

@@ -244,6 +244,51 @@ pub trait Incident1 {
     fn taken_action(&self) -> zbus::Result<String>;
 }
 
+/// Updates of the system.
+#[zbus::proxy(
+    interface = "org.cairn.Update1",
+    default_service = "org.cairn.Update1",
+    default_path = "/org/cairn/Update1"
+)]
+pub trait Update1 {
+    /// Where the update stands.
+    #[zbus(property)]
+    fn state(&self) -> zbus::Result<String>;
+    /// What runs.
+    #[zbus(property)]
+    fn version(&self) -> zbus::Result<String>;
+    /// What is or was wanted.
+    #[zbus(property)]
+    fn target_version(&self) -> zbus::Result<String>;
+    /// Where it comes from.
+    #[zbus(property)]
+    fn source(&self) -> zbus::Result<String>;
+    /// The slot that runs.
+    #[zbus(property)]
+    fn slot(&self) -> zbus::Result<String>;
+    /// Percentage, text, depth.
+    #[zbus(property)]
+    fn progress(&self) -> zbus::Result<(i32, String, i32)>;
+    /// Why it failed or was rolled back.
+    #[zbus(property)]
+    fn reason(&self) -> zbus::Result<String>;
+    /// What the kernel that failed said last.
+    #[zbus(property)]
+    fn kernel_tail(&self) -> zbus::Result<Vec<String>>;
+    /// What the update waits for.
+    #[zbus(property)]
+    fn waiting(&self) -> zbus::Result<Vec<String>>;
+    /// Whether the broker is connected.
+    #[zbus(property)]
+    fn broker_connected(&self) -> zbus::Result<bool>;
+    /// Starts an update. Returns the job.
+    fn install(&self, source: &str, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+    /// Does now what waits.
+    fn proceed(&self, options: Options<'_>) -> zbus::Result<()>;
+    /// Forgets an offer, a failure or a rollback.
+    fn dismiss(&self, options: Options<'_>) -> zbus::Result<()>;
+}
+
 /// The part of polkit that asks whether a caller may do something.
 #[zbus::proxy(
     interface = "org.freedesktop.PolicyKit1.Authority",

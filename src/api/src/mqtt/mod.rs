@@ -9,8 +9,13 @@
 //! cairn/<device>/health/state               online | offline, retained; offline is the last will
 //! cairn/<device>/health/summary             how the machine is, JSON, retained
 //! cairn/<device>/health/incident            something that went wrong, JSON; `id` tells a repetition
+//! cairn/<device>/update/availability        online | offline, retained; offline is the last will
+//! cairn/<device>/update/desired             what the device shall run, JSON, retained; empty withdraws it
+//! cairn/<device>/update/state               where the update stands, JSON, retained
+//! cairn/<device>/update/command             `install`: do now what is offered
 //! homeassistant/device/<id>/config          Home Assistant's device discovery, retained
 //! homeassistant/device/<id>_health/config   that of the health sensors of the same device
+//! homeassistant/device/<id>_update/config   that of its update entity
 //! ```
 //!
 //! A request is a picture (`image/jpeg`, `image/png`), a JSON object as in the Open Inference Protocol
@@ -24,12 +29,14 @@ mod health;
 mod home_assistant;
 mod reply;
 mod topics;
+mod update;
 
 pub use frame::{Envelope, Form, Frame, FrameBody, decode_request, envelope};
 pub use health::{HealthIncident, HealthSummary};
 pub use home_assistant::{discovery, health_discovery};
 pub use reply::{InferReply, Metrics, ModelMeta, OutputTensor, SeenObject, TensorMeta, TimingMicros, encode_failure};
 pub use topics::{Address, Topics, is_segment};
+pub use update::{DesiredUpdate, INSTALL, TimeOfDay, UpdateReport, UpdateWave, UpdateWindow, update_discovery};
 
 /// Content type of JSON.
 pub const JSON: &str = "application/json";
