@@ -2,7 +2,7 @@
 
 mod service;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
@@ -40,30 +40,6 @@ fn memfd(data: &[u8]) -> Blob {
     Blob::Memfd(seal(data).unwrap())
 }
 
-/// Members of an interface, one line each: what a contract promises.
-fn members(interface: &zbus_xml::Interface<'_>) -> BTreeSet<String> {
-    let text = |args: &[zbus_xml::Arg]| {
-        let arg = |arg: &zbus_xml::Arg| format!("{:?} {:?} {:?}", arg.direction(), arg.name(), arg.ty().to_string());
-        args.iter().map(arg).collect::<Vec<_>>().join(", ")
-    };
-    let methods = interface.methods().map(|it| format!("method {} {}", it.name(), text(it.args())));
-    let signals = interface.signals().map(|it| {
-        let args: Vec<_> = it.args().iter().map(|arg| format!("{:?} {}", arg.name(), arg.ty())).collect();
-        format!("signal {} {args:?}", it.name())
-    });
-    let properties = interface.properties().map(|it| {
-        let emits = it.annotations().iter().find(|it| it.name().ends_with("EmitsChangedSignal"));
-        let emits = emits.map_or("true", |it| it.value());
-        format!("property {} {} {:?} {emits}", it.name(), it.ty(), it.access())
-    });
-    methods.chain(signals).chain(properties).collect()
-}
-
-fn parse(xml: &str) -> BTreeMap<String, BTreeSet<String>> {
-    let node = zbus_xml::Node::from_reader(xml.as_bytes()).unwrap();
-    node.interfaces().iter().map(|interface| (interface.name().to_string(), members(interface))).collect()
-}
-
 #[tokio::test]
 async fn every_live_object_is_as_its_contract_says() {
     let service = OnBus::start(&["mnist"]).await;
@@ -73,10 +49,10 @@ async fn every_live_object_is_as_its_contract_says() {
     let mut compared = BTreeSet::new();
     for path in [NPU_ROOT, NPU_DEVICE, model_path("mnist").as_str(), job.as_str()] {
         let proxy = IntrospectableProxy::builder(&client).destination(NPU_NAME).path(path).build().await.unwrap();
-        let live = parse(&proxy.introspect().await.unwrap());
+        let live = testkit::interfaces(&proxy.introspect().await.unwrap());
         for &(name, contract) in CONTRACTS {
             if let Some(live) = live.get(name) {
-                assert_eq!(live, &parse(contract)[name], "{name} at {path}");
+                assert_eq!(live, &testkit::interfaces(contract)[name], "{name} at {path}");
                 compared.insert(name);
             }
         }

@@ -98,6 +98,11 @@ impl Daemon {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// The number of its process.
+    pub fn pid(&mut self) -> u32 {
+        self.process.child().id()
+    }
+
     /// Asks the daemon to stop, and waits.
     ///
     /// # Errors

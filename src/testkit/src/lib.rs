@@ -7,6 +7,7 @@
 
 mod broker;
 mod bus;
+mod contract;
 mod daemon;
 mod process;
 mod signer;
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 pub use broker::{Broker, BrokerOptions};
 pub use bus::Bus;
+pub use contract::interfaces;
 pub use daemon::{Daemon, build};
 pub use process::Process;
 pub use signer::Signer;
