@@ -9,6 +9,7 @@ mod infer;
 mod models;
 mod provision;
 mod status;
+mod update;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -43,6 +44,9 @@ enum Command {
     /// Look at a cairn.toml at your desk
     #[command(subcommand)]
     Provision(provision::Provision),
+    /// Update the system
+    #[command(subcommand)]
+    Update(update::Update),
     /// List the devices and what they counted
     Devices,
     /// Show load and counters, again and again
@@ -70,6 +74,7 @@ pub async fn run(arguments: Arguments, out: &mut impl Write) -> Result<()> {
         Command::Models => models::list(&connection, &mut printer).await,
         Command::Model(change) => models::change(&connection, &change, &mut printer).await,
         Command::Provision(command) => provision::run(&command, &mut printer),
+        Command::Update(update) => update::run(&connection, &update, &mut printer).await,
         Command::Devices => status::devices(&connection, &mut printer).await,
         Command::Top { once } => status::top(&connection, once, &mut printer).await,
     }
