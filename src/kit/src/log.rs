@@ -19,6 +19,15 @@ pub const CONTEXT_REPLACED: &str = "9b3f0f6e2f7a4c0f8a51c6d0b2e4f7a3";
 /// The broker cannot be reached.
 pub const BROKER_LOST: &str = "1e7d2a9c4b8f4d3ea6f05b7c8d9e0fa4";
 
+/// The update daemon serves.
+pub const UPDATES_SERVED: &str = "4f6d1c0e8a5b4b0d9c3e2f7a1b6d5e48";
+/// The health gate marked a slot good.
+pub const SLOT_GOOD: &str = "b27c5e9d3f1a4c68a0d4e8f6123b7c95";
+/// An update failed, and nothing was changed for good.
+pub const UPDATE_FAILED: &str = "7a9e3d5c1b2f4e80b6c8d0a2f4e61357";
+/// An update was tried and given up.
+pub const UPDATE_ROLLED_BACK: &str = "c3d8f0b1a6e54792806b4c2d9e1f7a53";
+
 /// Sets the log up for `daemon`. Call it once, first.
 ///
 /// # Errors

@@ -35,6 +35,19 @@ pub(crate) const STRACE: Need = Need { name: "strace", probe: &["strace", "true"
 /// A file system of a test's own.
 pub(crate) const UNSHARE: Need =
     Need { name: "unshare", probe: &["unshare", "--map-root-user", "--mount", "true"], package: "util-linux" };
+/// What writes and verifies bundles of updates.
+pub(crate) const RAUC: Need = Need { name: "rauc", probe: &["rauc", "--version"], package: "rauc" };
+/// What packs bundles.
+pub(crate) const SQUASHFS: Need =
+    Need { name: "mksquashfs", probe: &["mksquashfs", "-version"], package: "squashfs-tools" };
+/// What makes the keys of bundles.
+pub(crate) const OPENSSL: Need = Need { name: "openssl", probe: &["openssl", "version"], package: "openssl" };
+/// Slots of an update: loop devices, mounted out of everybody's sight.
+pub(crate) const SLOTS: Need = Need {
+    name: "root with loop devices and mount namespaces",
+    probe: &["sh", "-c", "test $(id -u) = 0 && unshare --mount --propagation private losetup --find"],
+    package: "util-linux",
+};
 /// The C++ compiler that builds the fuzzing engine.
 pub(crate) const CXX: Need = Need { name: "c++", probe: &["c++", "--version"], package: "g++" };
 /// The compiler for the boards' processor.

@@ -10,14 +10,16 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::need::{self, BROKER, BUS, BUSCTL, MQTT_CLIENTS, Need, PYTHON, STRACE, UNSHARE};
+use crate::need::{
+    self, BROKER, BUS, BUSCTL, MQTT_CLIENTS, Need, OPENSSL, PYTHON, RAUC, SLOTS, SQUASHFS, STRACE, UNSHARE,
+};
 use crate::step::{self, Counts};
 use crate::{bootloader, check, fuzz, patches};
 
 /// TIMEOUT: each part of a cold run stays under 15 minutes on two cores; twice that.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 
-/// Files of `tests/tests` that need more than a Rust toolchain.
+/// Test files that need more than a Rust toolchain.
 const NEEDS: &[(&str, &[Need])] = &[
     ("clients", &[BUS, BROKER, MQTT_CLIENTS, BUSCTL, PYTHON]),
     ("cpu_reference", &[PYTHON]),
@@ -25,6 +27,7 @@ const NEEDS: &[(&str, &[Need])] = &[
     ("dbus", &[BUS]),
     ("programs", &[BUS, BROKER]),
     ("mqtt", &[BUS, BROKER, MQTT_CLIENTS]),
+    ("update", &[BUS, BROKER, MQTT_CLIENTS, RAUC, SQUASHFS, OPENSSL, SLOTS]),
 ];
 
 /// Runs all of it and prints the counts; a part that cannot even start counts as failed.
