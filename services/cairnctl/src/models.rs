@@ -2,10 +2,11 @@
 
 use std::fmt::Write as _;
 use std::io::Write;
+use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
-use api::dbus::{Job1Proxy, Model1Proxy, Models1Proxy};
+use api::dbus::{Job1Proxy, Model1Proxy, ModelStore1Proxy, Models1Proxy, Options, UPDATE_NAME};
 use futures_util::StreamExt as _;
 use serde::Serialize;
 use zbus::Connection;
@@ -18,6 +19,17 @@ pub(crate) enum Change {
     Load {
         /// Folder of the package
         folder: PathBuf,
+    },
+    /// Add a signed bundle to the store; it serves when it has computed its golden output
+    Add {
+        /// File, or http(s) address
+        source: String,
+        /// Refuse a bundle of another version
+        #[arg(long)]
+        version: Option<String>,
+        /// Refuse another bundle: its SHA-256
+        #[arg(long)]
+        sha256: Option<String>,
     },
     /// Unload a model
     Unload {
@@ -56,6 +68,12 @@ pub(crate) async fn change<W: Write>(
             let model = load(connection, &models, &absolute(folder)?).await?;
             printer.print(&model, text)
         }
+        Change::Add { source, version, sha256 } => {
+            let options = [("version", version), ("sha256", sha256)];
+            let given = options.iter().filter_map(|(key, value)| Some((*key, value.as_deref()?.into()))).collect();
+            let model = add(connection, source, given).await?;
+            printer.print(&model, text)
+        }
         Change::Unload { name } => {
             models.unload_model(name, Default::default()).await.with_context(|| format!("unload {name:?}"))?;
             printer.print(name, |name| format!("{name} is unloaded"))
@@ -67,6 +85,25 @@ async fn load(connection: &Connection, models: &Models1Proxy<'_>, folder: &std::
     let path = folder.to_str().context("the folder's name is not UTF-8")?;
     let job = models.load_model(path, Default::default()).await.with_context(|| format!("load {path}"))?;
     let job = Job1Proxy::new(connection, job).await?;
+    finished(connection, &job).await.with_context(|| format!("load {path}"))
+}
+
+/// Adds a bundle to the store.
+async fn add(connection: &Connection, source: &str, options: Options<'_>) -> Result<Model> {
+    let store = ModelStore1Proxy::new(connection).await?;
+    let job = if source.contains("://") {
+        store.fetch(source, options).await
+    } else {
+        let bundle = std::fs::File::open(source).with_context(|| format!("open {source}"))?;
+        store.add(bundle.as_fd().into(), options).await
+    };
+    let job = job.with_context(|| format!("add {source}"))?;
+    let job = Job1Proxy::builder(connection).destination(UPDATE_NAME).path(job).build().await?;
+    finished(connection, &job).await.with_context(|| format!("add {source}"))
+}
+
+/// Waits for a job, and describes the model that it made.
+async fn finished(connection: &Connection, job: &Job1Proxy<'_>) -> Result<Model> {
     // Asked for first, so that no change falls between.
     let mut states = job.receive_state_changed().await;
     let mut state = job.state().await?;
@@ -76,7 +113,7 @@ async fn load(connection: &Connection, models: &Models1Proxy<'_>, folder: &std::
     }
     if state != "done" {
         let (code, message) = job.error().await?;
-        bail!("load {path}: {state}: {code}: {message}");
+        bail!("{state}: {code}: {message}");
     }
     describe(&Model1Proxy::new(connection, job.result().await?).await?).await
 }

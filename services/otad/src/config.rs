@@ -21,6 +21,8 @@ pub struct Config {
     pub home_assistant: HomeAssistant,
     /// When something may be done.
     pub rules: Rules,
+    /// Where models are kept, and whose are believed.
+    pub model_store: ModelStore,
     /// What is checked after an update.
     pub gate: Gate,
     /// How failures that may pass are tried again.
@@ -42,6 +44,7 @@ impl Default for Config {
             hawkbit: None,
             home_assistant: HomeAssistant::default(),
             rules: Rules::default(),
+            model_store: ModelStore::default(),
             gate: Gate::default(),
             retry: Retry::default(),
             download_ca: None,
@@ -78,6 +81,22 @@ pub struct Rules {
 impl Default for Rules {
     fn default() -> Self {
         Self { automatic: true, reboot: true, idle_seconds: 60, battery_percent: 50, free_mib: 16 }
+    }
+}
+
+/// Where models are kept, and whose are believed.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct ModelStore {
+    /// The store, which npud reads.
+    pub folder: PathBuf,
+    /// Folder with the public keys, of minisign, of those who may sign models: `*.pub`.
+    pub keys: PathBuf,
+}
+
+impl Default for ModelStore {
+    fn default() -> Self {
+        Self { folder: "/var/lib/cairn-models".into(), keys: "/etc/cairn/model-keys".into() }
     }
 }
 
@@ -178,7 +197,7 @@ fn default_tenant() -> String {
     "DEFAULT".into()
 }
 
-fn default_ca() -> PathBuf {
+pub(crate) fn default_ca() -> PathBuf {
     "/etc/ssl/certs/ca-certificates.crt".into()
 }
 
@@ -196,6 +215,7 @@ mod tests {
         let config: Config = toml::from_str(example).unwrap();
         let default = Config::default();
         assert_eq!((config.rules, config.gate, config.retry), (default.rules, default.gate, default.retry));
+        assert_eq!(config.model_store, default.model_store);
         assert_eq!((config.places, config.look_ms, config.bus), (default.places, default.look_ms, default.bus));
         // What is off by default is shown behind a comment sign; it must be right as well.
         let shown: String =

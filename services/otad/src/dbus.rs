@@ -9,6 +9,8 @@ use zbus::object_server::InterfaceRef;
 use zbus::{Connection, OwnedObjectPath, Variant};
 
 use crate::agent::{Handle, Status};
+use crate::models::Models;
+use crate::models_dbus::ModelStore;
 use crate::offer::{self, Offer, Source, is_remote};
 use crate::rauc::Progress;
 use crate::state::State;
@@ -25,22 +27,36 @@ struct Update {
 ///
 /// # Errors
 /// A bus that refuses, or closes the connection.
-pub(crate) async fn serve(connection: Connection, handle: Handle, ready: impl FnOnce()) -> anyhow::Result<()> {
+pub(crate) async fn serve(
+    connection: Connection,
+    handle: Handle,
+    models: Models,
+    ready: impl FnOnce(),
+) -> anyhow::Result<()> {
     use anyhow::Context as _;
     let clients = Clients::watch(&connection).await?;
     let authority = Authority::new(&connection).await?;
     let jobs = Jobs::new(connection.clone(), UPDATE_ROOT, clients, authority.clone());
+    let mut reports = models.reports();
     let mut status = handle.status();
     let mut before = status.borrow_and_update().clone();
     let server = connection.object_server();
     server.at(UPDATE_ROOT, zbus::fdo::ObjectManager).await?;
+    let store = ModelStore { models, jobs: jobs.clone(), authority: authority.clone() };
+    server.at(UPDATE_ROOT, store).await?;
     server.at(UPDATE_ROOT, Update { handle, jobs, authority }).await?;
     connection.request_name(UPDATE_NAME).await.with_context(|| format!("own the name {UPDATE_NAME}"))?;
     let object = server.interface::<_, Update>(UPDATE_ROOT).await?;
+    let store = server.interface::<_, ModelStore>(UPDATE_ROOT).await?;
     ready();
     loop {
         tokio::select! {
             changed = status.changed() => changed.context("the agent ended")?,
+            changed = reports.changed() => {
+                changed.context("the models ended")?;
+                store.get().await.models_changed(store.signal_emitter()).await?;
+                continue;
+            }
             () = connection.closed() => anyhow::bail!("the bus closed the connection"),
         }
         let now = status.borrow_and_update().clone();

@@ -275,7 +275,8 @@ impl Server {
     }
 }
 
-fn tls(ca: &Path) -> Result<TlsConfig> {
+/// Trusts the authorities of a PEM file.
+pub(crate) fn tls(ca: &Path) -> Result<TlsConfig> {
     let pem = fs::read(ca).with_context(|| format!("read {}", ca.display()))?;
     let mut certificates = Vec::new();
     for item in parse_pem(&pem) {

@@ -19,6 +19,8 @@ pub mod failure;
 pub mod gate;
 pub mod hawkbit;
 pub mod machine;
+mod models;
+mod models_dbus;
 mod mqtt;
 pub mod offer;
 pub mod rauc;
@@ -33,7 +35,8 @@ use tokio::sync::Notify;
 use tracing::info;
 
 use agent::{Agent, Handle};
-pub use config::{Config, Gate, Hawkbit, HomeAssistant, Places, Retry, Rules};
+pub use config::{Config, Gate, Hawkbit, HomeAssistant, ModelStore, Places, Retry, Rules};
+use models::Models;
 
 /// Name of the file that the daemon remembers in.
 pub const FILE: &str = "update.json";
@@ -47,10 +50,11 @@ pub async fn run(config: Config) -> Result<()> {
     let connection = config.bus.connect().build().await.context("connect to the bus")?;
     let (agent, handle) = Agent::new(config.clone(), device.clone(), connection.clone()).await?;
     let pulse = agent.pulse();
+    let models = Models::open(config.model_store.clone(), config.download_ca.clone(), connection.clone()).await?;
 
     let stop = Arc::new(Notify::new());
     let stopped = Arc::clone(&stop);
-    let mqtt = serve_mqtt(&config, &device, handle.clone(), async move { stopped.notified().await });
+    let mqtt = serve_mqtt(&config, &device, (handle.clone(), models.clone()), async move { stopped.notified().await });
     let mut mqtt = std::pin::pin!(mqtt);
     let ready = || {
         info!(message_id = log::UPDATES_SERVED, device, "serving");
@@ -59,7 +63,8 @@ pub async fn run(config: Config) -> Result<()> {
     };
     tokio::select! {
         () = agent.run() => {}
-        result = dbus::serve(connection, handle.clone(), ready) => result.context("the D-Bus front end ended")?,
+        result = dbus::serve(connection, handle.clone(), models.clone(), ready) => result.context("the D-Bus front end ended")?,
+        () = models.run() => {}
         result = &mut mqtt => result.context("the MQTT front end ended")?,
         result = serve_hawkbit(&config, &device, handle.clone()) => result.context("the hawkBit front end ended")?,
         result = systemd::keep_alive(move || pulse.beats()) => result?,
@@ -72,7 +77,12 @@ pub async fn run(config: Config) -> Result<()> {
 }
 
 /// Serves over MQTT if there is a broker in the configuration; else waits for the end.
-async fn serve_mqtt(config: &Config, device: &str, handle: Handle, stop: impl Future<Output = ()>) -> Result<()> {
+async fn serve_mqtt(
+    config: &Config,
+    device: &str,
+    (handle, models): (Handle, Models),
+    stop: impl Future<Output = ()>,
+) -> Result<()> {
     let Some(settings) = &config.mqtt else {
         stop.await;
         return Ok(());
@@ -80,7 +90,7 @@ async fn serve_mqtt(config: &Config, device: &str, handle: Handle, stop: impl Fu
     let topics = api::mqtt::Topics::new(device)?;
     let will = (topics.update_availability(), api::mqtt::OFFLINE);
     let (link, events) = kit::mqtt::open(settings, &format!("cairn-otad-{device}"), 1, (&will.0, will.1))?;
-    mqtt::run(handle, topics, link, events, config.home_assistant.enabled, stop).await
+    mqtt::run((handle, models), topics, link, events, config.home_assistant.enabled, stop).await
 }
 
 /// Asks hawkBit if there is one in the configuration; else waits for ever.

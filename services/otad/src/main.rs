@@ -23,7 +23,8 @@ enum Command {
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     kit::log::start("otad", &arguments.common.log)?;
-    let config: otad::Config = kit::config::load("otad", arguments.common.config.as_deref())?;
+    let mut config: otad::Config = kit::config::load("otad", arguments.common.config.as_deref())?;
+    config.mqtt = kit::mqtt::or_provisioned(config.mqtt)?;
     let runtime = tokio::runtime::Runtime::new()?;
     match arguments.command {
         None => runtime.block_on(otad::run(config)),

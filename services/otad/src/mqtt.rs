@@ -1,15 +1,19 @@
 //! The MQTT front end: what is desired comes in, where the update stands goes out.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::mqtt::{DesiredUpdate, INSTALL, OFFLINE, ONLINE, Topics, UpdateReport, update_discovery};
+use api::mqtt::{
+    DesiredModel, DesiredUpdate, INSTALL, ModelReport, OFFLINE, ONLINE, Topics, UpdateReport, update_discovery,
+};
 use bytes::Bytes;
 use kit::mqtt::{Delivery, Event, LinkError, MqttLink, Publication};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
 use crate::agent::{Handle, Status};
+use crate::models::Models;
 use crate::offer::{Offer, Source};
 use crate::state::State;
 
@@ -25,7 +29,7 @@ const GOODBYE: Duration = Duration::from_secs(5);
 /// # Errors
 /// A link that ends by itself.
 pub(crate) async fn run(
-    handle: Handle,
+    (handle, models): (Handle, Models),
     topics: Topics,
     link: Arc<dyn MqttLink>,
     mut events: mpsc::Receiver<Event>,
@@ -34,7 +38,17 @@ pub(crate) async fn run(
 ) -> anyhow::Result<()> {
     use anyhow::Context as _;
     let mut status = handle.status();
-    let mut front = FrontEnd { handle, topics, link, home_assistant, online: false, told: None };
+    let mut reports = models.reports();
+    let mut front = FrontEnd {
+        handle,
+        models,
+        topics,
+        link,
+        home_assistant,
+        online: false,
+        told: None,
+        told_models: BTreeMap::new(),
+    };
     let mut report = tokio::time::interval(REPORTS);
     report.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut stop = std::pin::pin!(stop);
@@ -44,6 +58,10 @@ pub(crate) async fn run(
             changed = status.changed() => {
                 changed.context("the agent ended")?;
                 front.report(false);
+            }
+            changed = reports.changed() => {
+                changed.context("the models ended")?;
+                front.report_models();
             }
             _ = report.tick() => front.report(true),
             () = &mut stop => break,
@@ -58,12 +76,14 @@ pub(crate) async fn run(
 
 struct FrontEnd {
     handle: Handle,
+    models: Models,
     topics: Topics,
     link: Arc<dyn MqttLink>,
     home_assistant: bool,
     online: bool,
     /// What subscribers know.
     told: Option<UpdateReport>,
+    told_models: BTreeMap<String, ModelReport>,
 }
 
 impl FrontEnd {
@@ -92,7 +112,7 @@ impl FrontEnd {
     /// Renews what a broker that forgot us does not know.
     fn arrive(&mut self) {
         info!("connected to the broker");
-        for filter in [self.topics.update_desired(), self.topics.update_command()] {
+        for filter in [self.topics.update_desired(), self.topics.update_command(), self.topics.model_desired("+")] {
             log_refusal(self.link.subscribe(&filter));
         }
         if self.home_assistant {
@@ -102,6 +122,8 @@ impl FrontEnd {
         self.publish(self.topics.update_availability(), ONLINE.into());
         self.told = None;
         self.report(true);
+        self.told_models.clear();
+        self.report_models();
     }
 
     async fn receive(&mut self, delivery: &Delivery) {
@@ -114,6 +136,9 @@ impl FrontEnd {
             if delivery.payload == INSTALL && !delivery.retained {
                 self.log_answer(self.handle.proceed().await);
             }
+        } else if let Some(model) = self.topics.desired_model(&delivery.topic) {
+            let desired = DesiredModel::decode(&delivery.payload);
+            self.log_answer(desired.map(|desired| self.models.desire(model, desired)));
         } else if delivery.topic == self.topics.update_desired() {
             let answer = self.desire(&delivery.payload).await;
             self.log_answer(answer);
@@ -154,6 +179,19 @@ impl FrontEnd {
             self.publish(self.topics.update_state(), payload.into());
             self.told = Some(report);
         }
+    }
+
+    /// Reports where each model stands, if that is news.
+    fn report_models(&mut self) {
+        if !self.online {
+            return;
+        }
+        let now = self.models.reports().borrow().clone();
+        for (model, report) in now.iter().filter(|(model, report)| self.told_models.get(*model) != Some(report)) {
+            let payload = serde_json::to_vec(report).expect("text serialises");
+            self.publish(self.topics.model_report(model), payload.into());
+        }
+        self.told_models = now;
     }
 
     fn publish_discovery(&self) {

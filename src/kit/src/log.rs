@@ -28,6 +28,11 @@ pub const UPDATE_FAILED: &str = "7a9e3d5c1b2f4e80b6c8d0a2f4e61357";
 /// An update was tried and given up.
 pub const UPDATE_ROLLED_BACK: &str = "c3d8f0b1a6e54792806b4c2d9e1f7a53";
 
+/// A model of the store serves in a new version.
+pub const MODEL_UPDATED: &str = "84c1e6d20b7f4a3d9e5f0c6a1b8d7e32";
+/// A new version of a model was wrong, and the old one serves on.
+pub const MODEL_REFUSED: &str = "e0b95a7c3d184f6ab2c7d1e8f4a6093b";
+
 /// Sets the log up for `daemon`. Call it once, first.
 ///
 /// # Errors

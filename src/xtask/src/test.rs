@@ -25,6 +25,7 @@ const NEEDS: &[(&str, &[Need])] = &[
     ("cpu_reference", &[PYTHON]),
     ("crashes", &[STRACE, UNSHARE]),
     ("dbus", &[BUS]),
+    ("models", &[BUS, BROKER, MQTT_CLIENTS]),
     ("programs", &[BUS, BROKER]),
     ("mqtt", &[BUS, BROKER, MQTT_CLIENTS]),
     ("update", &[BUS, BROKER, MQTT_CLIENTS, RAUC, SQUASHFS, OPENSSL, SLOTS]),

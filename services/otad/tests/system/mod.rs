@@ -254,6 +254,7 @@ impl System {
             "device-name = \"d\"\nbus = {{ address = \"{address}\" }}\nlook-ms = 50\n\
              [gate]\nunits = [\"npud.service\", \"otad.service\"]\ndeadline-seconds = 1\n\
              [retry]\nfirst-seconds = 0\nattempts = 3\n\
+             [model-store]\nfolder = \"{folder}/models\"\nkeys = \"{folder}/keys\"\n\
              [places]\nstate = \"{folder}/state\"\ngate = \"{folder}/gate\"\nos-release = \"{folder}/os-release\"\n\
              boot-id = \"{folder}/boot-id\"\nsysfs = \"{folder}/sys\"\npstore = [\"{folder}/pstore\"]\n{}",
             self.more

@@ -12,7 +12,7 @@
 //! /org/cairn/Health1/incident/<number>   org.cairn.Incident1
 //! /org/cairn/Health1/job/<number>        org.cairn.Job1
 //!
-//! /org/cairn/Update1                     org.cairn.Update1
+//! /org/cairn/Update1                     org.cairn.Update1, org.cairn.ModelStore1
 //! /org/cairn/Update1/job/<number>        org.cairn.Job1
 //! ```
 
@@ -26,7 +26,7 @@ use zbus::OwnedObjectPath;
 pub use blob::{Blob, INLINE_BYTES, seal, unseal};
 pub use proxies::{
     AuthorityProxy, Check, Details, Device1Proxy, Health1Proxy, Incident1Proxy, Inference1Proxy, Job1Proxy,
-    Model1Proxy, Models1Proxy, Options, Seen, TensorDescription, Update1Proxy, WireTensor,
+    Model1Proxy, ModelStore1Proxy, Models1Proxy, Options, Seen, TensorDescription, Update1Proxy, WireTensor,
 };
 
 /// Bus name of the daemon that owns the NPU.
@@ -54,6 +54,9 @@ pub const UPDATE_ROOT: &str = "/org/cairn/Update1";
 /// Polkit action of `Install`, `Proceed` and `Dismiss`.
 pub const INSTALL_UPDATES: &str = "org.cairn.update1.install";
 
+/// Polkit action of `Add` and `Fetch` of the model store.
+pub const MANAGE_MODEL_STORE: &str = "org.cairn.update1.manage-models";
+
 /// The contracts, one XML document per interface.
 pub const CONTRACTS: &[(&str, &str)] = &[
     ("org.cairn.Device1", include_str!("../../dbus/org.cairn.Device1.xml")),
@@ -61,6 +64,7 @@ pub const CONTRACTS: &[(&str, &str)] = &[
     ("org.cairn.Incident1", include_str!("../../dbus/org.cairn.Incident1.xml")),
     ("org.cairn.Inference1", include_str!("../../dbus/org.cairn.Inference1.xml")),
     ("org.cairn.Job1", include_str!("../../dbus/org.cairn.Job1.xml")),
+    ("org.cairn.ModelStore1", include_str!("../../dbus/org.cairn.ModelStore1.xml")),
     ("org.cairn.Model1", include_str!("../../dbus/org.cairn.Model1.xml")),
     ("org.cairn.Models1", include_str!("../../dbus/org.cairn.Models1.xml")),
     ("org.cairn.Update1", include_str!("../../dbus/org.cairn.Update1.xml")),

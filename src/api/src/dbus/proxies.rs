@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use zbus::wire::OwnedVariant;
-use zbus::{OwnedObjectPath, Variant};
+use zbus::{Fd, OwnedObjectPath, Variant};
 
 /// Options of a call.
 pub type Options<'a> = HashMap<&'a str, Variant<'a>>;
@@ -287,6 +287,22 @@ pub trait Update1 {
     fn proceed(&self, options: Options<'_>) -> zbus::Result<()>;
     /// Forgets an offer, a failure or a rollback.
     fn dismiss(&self, options: Options<'_>) -> zbus::Result<()>;
+}
+
+/// The store of signed models.
+#[zbus::proxy(
+    interface = "org.cairn.ModelStore1",
+    default_service = "org.cairn.Update1",
+    default_path = "/org/cairn/Update1"
+)]
+pub trait ModelStore1 {
+    /// Adds the bundle that an open file holds. Returns the job.
+    fn add(&self, bundle: Fd<'_>, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+    /// Adds the bundle at an address. Returns the job.
+    fn fetch(&self, url: &str, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
+    /// Name; current, previous and candidate version; the last refusal.
+    #[zbus(property)]
+    fn models(&self) -> zbus::Result<Vec<(String, String, String, String, String)>>;
 }
 
 /// The part of polkit that asks whether a caller may do something.

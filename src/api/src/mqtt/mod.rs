@@ -4,6 +4,8 @@
 //! cairn/<device>/state                      online | offline, retained; offline is the last will
 //! cairn/<device>/metrics                    counters as JSON
 //! cairn/<device>/models/<model>/meta        what a model is, JSON, retained; empty when it is gone
+//! cairn/<device>/models/<model>/desired     what a model shall be, JSON, retained; empty takes it back
+//! cairn/<device>/models/<model>/update      where its update stands, JSON, retained
 //! cairn/<device>/infer/<model>/request      a request to this device
 //! cairn/pool/infer/<model>/request          a request to whichever device of the fleet is free
 //! cairn/<device>/health/state               online | offline, retained; offline is the last will
@@ -27,6 +29,7 @@
 mod frame;
 mod health;
 mod home_assistant;
+mod model;
 mod reply;
 mod topics;
 mod update;
@@ -34,6 +37,7 @@ mod update;
 pub use frame::{Envelope, Form, Frame, FrameBody, decode_request, envelope};
 pub use health::{HealthIncident, HealthSummary};
 pub use home_assistant::{discovery, health_discovery};
+pub use model::{DesiredModel, ModelReport};
 pub use reply::{InferReply, Metrics, ModelMeta, OutputTensor, SeenObject, TensorMeta, TimingMicros, encode_failure};
 pub use topics::{Address, Topics, is_segment};
 pub use update::{DesiredUpdate, INSTALL, TimeOfDay, UpdateReport, UpdateWave, UpdateWindow, update_discovery};
