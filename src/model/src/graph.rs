@@ -280,6 +280,26 @@ pub struct Graph {
     pub outputs: Vec<TensorId>,
 }
 
+impl Graph {
+    /// A graph of checked tensors and nodes.
+    ///
+    /// # Errors
+    /// [`crate::Error`] where a node reads what has no value yet, or a tensor is written twice.
+    ///
+    /// # Panics
+    /// For inputs and outputs that are no index of `tensors`.
+    pub fn assemble(
+        tensors: Vec<Tensor>,
+        nodes: Vec<Node>,
+        inputs: Vec<TensorId>,
+        outputs: Vec<TensorId>,
+    ) -> crate::Result<Self> {
+        let graph = Self { tensors, nodes, inputs, outputs };
+        crate::check::order(&graph)?;
+        Ok(graph)
+    }
+}
+
 impl std::ops::Index<TensorId> for Graph {
     type Output = Tensor;
 

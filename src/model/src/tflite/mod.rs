@@ -6,28 +6,30 @@
 //!       └ subgraphs[0] ──┴▶ tensors ─▶ operators ─▶ checked Graph
 //! ```
 //!
+//! What a file says of a tensor or an operator is a [`TensorDescription`] or an [`OperatorDescription`], whose `check`
+//! is the only way to a [`Tensor`] or a [`Node`]. A running interpreter describes its graph with the same two types.
+//!
 //! Refused by name: more than one subgraph, custom operators, sparse tensors, variables, element types other than
 //! [`DType`], and shapes that are only known at run time. A batch size that the file calls unknown is taken as the one
 //! that its shapes are written for. `DEQUANTIZE` of a half-precision constant is done while reading.
 //!
 //! SOURCE: TensorFlow Lite's `schema.fbs`, version 3; field numbers below are positions in its tables.
 
+mod description;
 mod operators;
+mod options;
 mod wire;
 
 use std::sync::Arc;
 
-use crate::{DType, Error, Graph, Node, Op, Quantization, Result, Tensor, TensorId, check};
+use crate::{DType, Error, Graph, Node, Op, Result, Tensor, TensorId};
+pub use description::{OperatorDescription, Options, QuantizationDescription, TensorDescription, WindowOptions};
 use wire::{File, Table};
 
 /// Tensors and operators of one file; real models have hundreds.
 const MAX_ITEMS: usize = 1 << 16;
-/// Bytes of one tensor.
-const MAX_TENSOR_BYTES: usize = 1 << 30;
 /// Bytes of all tensors together.
 const MAX_BYTES: usize = 1 << 32;
-/// Axes of one tensor.
-const MAX_RANK: usize = 8;
 
 /// Reads a model.
 ///
@@ -40,24 +42,35 @@ pub fn read(bytes: &[u8]) -> Result<Graph> {
         return Err(Error::file("not a TFLite file: the identifier is not TFL3"));
     }
     let parts = Parts::read(&file).map_err(Error::file)?;
-    let mut graph = Graph {
-        tensors: read_tensors(&file, &parts)?,
-        nodes: Vec::with_capacity(parts.operators.len()),
-        inputs: parts.ids(1, "input").map_err(Error::file)?,
-        outputs: parts.ids(2, "output").map_err(Error::file)?,
-    };
+    let mut tensors = read_tensors(&file, &parts)?;
+    let mut nodes = Vec::with_capacity(parts.operators.len());
+    let inputs = parts.ids(1, "input").map_err(Error::file)?;
+    let outputs = parts.ids(2, "output").map_err(Error::file)?;
     for (index, operator) in parts.operators.iter().enumerate() {
-        let node = operators::read(&parts.codes, operator, &graph.tensors)
-            .map_err(|(kind, reason)| Error::Operator { index, kind, reason })?;
-        let fault = |reason| Error::Operator { index, kind: node.op.name().to_owned(), reason };
-        check::node(&graph.tensors, &node).map_err(fault)?;
-        match fold(&file, &graph.tensors, &node).map_err(fault)? {
-            Some(data) => graph.tensors[node.outputs[0].0].data = Some(data),
-            None => graph.nodes.push(node),
+        let described =
+            read_operator(&parts.codes, operator).map_err(|(kind, reason)| Error::Operator { index, kind, reason })?;
+        let fault = |reason| Error::Operator { index, kind: described.name(), reason };
+        let node = described.check(&tensors).map_err(fault)?;
+        match fold(&file, &tensors, &node).map_err(fault)? {
+            Some(data) => tensors[node.outputs[0].0].data = Some(data),
+            None => nodes.push(node),
         }
     }
-    check::order(&graph)?;
-    Ok(graph)
+    Graph::assemble(tensors, nodes, inputs, outputs)
+}
+
+/// What the file says of an operator. An error is the operator's name and what is wrong with it.
+fn read_operator(codes: &[Code], table: &Table<'_>) -> Result<OperatorDescription, (String, String)> {
+    let nameless = |reason| ("?".to_owned(), reason);
+    let code = table.scalar::<u32>(0, 0).map_err(|fault| nameless(fault.into()))?;
+    // CAST: usize has at least 32 bits on every target of ours.
+    let code = codes.get(code as usize).ok_or_else(|| nameless(format!("operator code {code} does not exist")))?;
+    let mut described =
+        OperatorDescription { builtin: code.builtin, custom: code.custom.clone(), ..OperatorDescription::default() };
+    let name = described.name();
+    let parts = || Ok::<_, String>((table.scalars(1)?, table.scalars(2)?, options::read(&name, table)?));
+    (described.inputs, described.outputs, described.options) = parts().map_err(|reason| (name.clone(), reason))?;
+    Ok(described)
 }
 
 /// What [`read`] needs of the file's tables.
@@ -193,10 +206,14 @@ fn read_tensor(table: &Table<'_>, name: &str) -> Result<Tensor, String> {
     if table.scalar::<u32>(10, 0)? != 0 {
         return Err("buffers in other files are not supported".to_owned());
     }
-    let dtype = dtype(table.scalar::<i8>(1, 0)?)?;
-    let shape = read_shape(table, dtype)?;
-    let quantization = table.table(4)?.map(|q| read_quantization(&q, &shape, dtype)).transpose()?.flatten();
-    Ok(Tensor { name: name.to_owned(), shape, dtype, quantization, data: None })
+    let described = TensorDescription {
+        name: name.to_owned(),
+        dtype: dtype(table.scalar::<i8>(1, 0)?)?,
+        shape: table.scalars(0)?,
+        signature: table.scalars(7)?,
+        quantization: table.table(4)?.map(|q| read_quantization(&q)).transpose()?,
+    };
+    described.check()
 }
 
 fn dtype(code: i8) -> Result<DType, String> {
@@ -213,69 +230,11 @@ fn dtype(code: i8) -> Result<DType, String> {
     })
 }
 
-fn read_shape(table: &Table<'_>, dtype: DType) -> Result<Vec<usize>, String> {
-    let dims = table.scalars::<i32>(0)?;
-    let signature = table.scalars::<i32>(7)?;
-    if dims.len() > MAX_RANK {
-        return Err(format!("{} axes are more than the {MAX_RANK} that are supported", dims.len()));
-    }
-    if !signature.is_empty() && signature.len() != dims.len() {
-        return Err(format!("shape signature {signature:?} and shape {dims:?} differ in rank"));
-    }
-    if signature.iter().skip(1).any(|&dim| dim < 0) {
-        return Err(format!("the shape {signature:?} is only known at run time, which is not supported"));
-    }
-    let extent = |&dim| usize::try_from(dim).ok().filter(|&dim| dim > 0);
-    let shape: Vec<usize> = dims
-        .iter()
-        .map(extent)
-        .collect::<Option<_>>()
-        .ok_or_else(|| format!("the shape {dims:?} has an extent below 1"))?;
-    let bytes = shape.iter().try_fold(dtype.bytes(), |bytes, &dim| bytes.checked_mul(dim));
-    match bytes {
-        Some(bytes) if bytes <= MAX_TENSOR_BYTES => Ok(shape),
-        _ => Err(format!("the shape {dims:?} needs more than {MAX_TENSOR_BYTES} bytes")),
-    }
-}
-
-fn read_quantization(table: &Table<'_>, shape: &[usize], dtype: DType) -> Result<Option<Quantization>, String> {
+fn read_quantization(table: &Table<'_>) -> Result<QuantizationDescription, String> {
     if table.scalar::<u8>(4, 0)? != 0 {
         return Err("custom and block-wise quantisation are not supported".to_owned());
     }
-    let scales = table.scalars::<f32>(2)?;
-    if scales.is_empty() || matches!(dtype, DType::F16 | DType::F32 | DType::Bool) {
-        return Ok(None);
-    }
-    if let Some(scale) = scales.iter().find(|s| !(s.is_finite() && **s > 0.0)) {
-        return Err(format!("scale {scale} is not a positive number"));
-    }
-    let axis = table.scalar::<i32>(6, 0)?;
-    let axis = match usize::try_from(axis) {
-        Ok(axis) if scales.len() == 1 && axis >= shape.len() => 0,
-        Ok(axis) if scales.len() == 1 || shape.get(axis) == Some(&scales.len()) => axis,
-        _ => return Err(format!("{} scales do not fit axis {axis} of {shape:?}", scales.len())),
-    };
-    let zero_points = read_zero_points(&table.scalars::<i64>(3)?, scales.len(), dtype)?;
-    Ok(Some(Quantization { scales, zero_points, axis }))
-}
-
-/// Zero points, one per scale. Absent ones are 0 and a single one is for all scales.
-fn read_zero_points(stored: &[i64], count: usize, dtype: DType) -> Result<Vec<i32>, String> {
-    let range = match dtype {
-        DType::I8 => -128..=127,
-        DType::U8 => 0..=255,
-        _ => 0..=0,
-    };
-    let checked = |&zero_point: &i64| {
-        let checked = i32::try_from(zero_point).ok().filter(|z| range.contains(z));
-        checked.ok_or_else(|| format!("zero point {zero_point} does not fit {dtype:?}"))
-    };
-    match stored {
-        [] => Ok(vec![0; count]),
-        [single] => Ok(vec![checked(single)?; count]),
-        many if many.len() == count => many.iter().map(checked).collect(),
-        many => Err(format!("{} zero points for {count} scales", many.len())),
-    }
+    Ok(QuantizationDescription { scales: table.scalars(2)?, zero_points: table.scalars(3)?, axis: table.scalar(6, 0)? })
 }
 
 /// The result of a node that widens a half-precision constant.

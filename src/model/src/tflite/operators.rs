@@ -1,121 +1,91 @@
-//! Operators of a TFLite file and their options.
+//! Operators, from what a file or a runtime says of them to checked nodes.
 
-use super::wire::Table;
-use super::{Code, tensor_id};
-use crate::{Activation, Node, Op, Padding, Tensor, TensorId, Window};
+use super::description::{OperatorDescription, Options, WindowOptions};
+use super::tensor_id;
+use crate::{Activation, Node, Op, Padding, Tensor, TensorId, Window, check};
 
 /// Elements of a constant that lists axes or amounts: a pair for each of 8 axes.
 const MAX_CONSTANT: usize = 16;
 /// An extent of a window with its dilation, above which it is surely an error.
 const MAX_WINDOW: i32 = 1 << 15;
 
-/// Reads an operator; its window is resolved against the shapes of `tensors`, nothing else about them is checked.
-/// An error is the operator's name and what is wrong with it.
-pub(super) fn read(codes: &[Code], table: &Table<'_>, tensors: &[Tensor]) -> Result<Node, (String, String)> {
-    let nameless = |reason| ("?".to_owned(), reason);
-    let code = table.scalar::<u32>(0, 0).map_err(|fault| nameless(fault.into()))?;
-    // CAST: usize has at least 32 bits on every target of ours.
-    let code = codes.get(code as usize).ok_or_else(|| nameless(format!("operator code {code} does not exist")))?;
-    let name = usize::try_from(code.builtin).ok().and_then(|builtin| NAMES.get(builtin).copied());
-    let name = name.map_or_else(|| format!("builtin {}", code.builtin), str::to_owned);
-    if name == "CUSTOM" {
-        return Err((name, format!("the custom operator {:?} is not supported", code.custom)));
+impl OperatorDescription {
+    /// The operator's name in the schema, for people.
+    pub fn name(&self) -> String {
+        let name = usize::try_from(self.builtin).ok().and_then(|builtin| NAMES.get(builtin));
+        name.map_or_else(|| format!("builtin {}", self.builtin), |name| (*name).to_owned())
     }
-    read_node(&name, table, tensors).map_err(|reason| (name, reason))
-}
 
-fn read_node(name: &str, table: &Table<'_>, tensors: &[Tensor]) -> Result<Node, String> {
-    let input = |&id: &i32| match id {
-        -1 => Ok(None),
-        _ => tensor_id(id, tensors.len()).map(Some).ok_or_else(|| format!("input {id} is not a tensor")),
-    };
-    let output = |&id: &i32| tensor_id(id, tensors.len()).ok_or_else(|| format!("output {id} is not a tensor"));
-    let inputs: Vec<_> = table.scalars(1)?.iter().map(input).collect::<Result<_, _>>()?;
-    let outputs: Vec<_> = table.scalars(2)?.iter().map(output).collect::<Result<_, _>>()?;
-    let options = Options { kind: table.scalar(3, 0)?, table: table.table(4)? };
-    let op = read_op(name, &options, &Operands { tensors, inputs: &inputs })?;
-    Ok(Node { op, inputs, outputs })
-}
-
-fn read_op(name: &str, options: &Options<'_>, operands: &Operands<'_>) -> Result<Op, String> {
-    Ok(match name {
-        "CONV_2D" => read_conv(options, operands)?,
-        "DEPTHWISE_CONV_2D" => read_depthwise(options, operands)?,
-        "AVERAGE_POOL_2D" | "MAX_POOL_2D" => read_pool(name, options, operands)?,
-        "ADD" => Op::Add { activation: options.of(11)?.activation(0)? },
-        "MUL" => Op::Mul { activation: options.of(21)?.activation(0)? },
-        "FULLY_CONNECTED" => read_fully_connected(options)?,
-        "RESHAPE" | "SQUEEZE" | "EXPAND_DIMS" => Op::Reshape,
-        "CONCATENATION" => {
-            let options = options.of(10)?;
-            Op::Concatenation {
-                axis: axis(options.int(0, 0)?, operands.shape(0)?.len())?,
-                activation: options.activation(1)?,
-            }
+    /// The node, checked against `tensors`, which its inputs and outputs are indices of.
+    ///
+    /// # Errors
+    /// What is malformed or not supported.
+    pub fn check(&self, tensors: &[Tensor]) -> Result<Node, String> {
+        let name = self.name();
+        if name == "CUSTOM" {
+            return Err(format!("the custom operator {:?} is not supported", self.custom));
         }
-        "PAD" => Op::Pad { amounts: read_paddings(operands)? },
-        "SOFTMAX" => Op::Softmax { beta: options.of(9)?.float(0)? },
-        "LOGISTIC" => Op::Logistic,
-        "RELU" => Op::Relu,
-        "RELU6" => Op::Relu6,
-        "QUANTIZE" => Op::Quantize,
-        "DEQUANTIZE" => Op::Dequantize,
-        "MEAN" => read_mean(options, operands)?,
+        let input = |&id: &i32| match id {
+            -1 => Ok(None),
+            _ => tensor_id(id, tensors.len()).map(Some).ok_or_else(|| format!("input {id} is not a tensor")),
+        };
+        let output = |&id: &i32| tensor_id(id, tensors.len()).ok_or_else(|| format!("output {id} is not a tensor"));
+        let inputs: Vec<_> = self.inputs.iter().map(input).collect::<Result<_, _>>()?;
+        let outputs: Vec<_> = self.outputs.iter().map(output).collect::<Result<_, _>>()?;
+        let op = op(&name, &self.options, &Operands { tensors, inputs: &inputs })?;
+        let node = Node { op, inputs, outputs };
+        check::node(tensors, &node)?;
+        Ok(node)
+    }
+}
+
+fn op(name: &str, options: &Options, operands: &Operands<'_>) -> Result<Op, String> {
+    Ok(match (name, options) {
+        ("CONV_2D", Options::Convolution(options)) => conv(options, operands)?,
+        ("DEPTHWISE_CONV_2D", Options::Depthwise { window, multiplier }) => depthwise(window, *multiplier, operands)?,
+        ("AVERAGE_POOL_2D" | "MAX_POOL_2D", Options::Pool { window, kernel }) => pool(name, window, *kernel, operands)?,
+        ("ADD", Options::Fused { activation: fused }) => Op::Add { activation: activation(*fused)? },
+        ("MUL", Options::Fused { activation: fused }) => Op::Mul { activation: activation(*fused)? },
+        ("FULLY_CONNECTED", Options::FullyConnected { activation: fused, weights_format: 0 }) => {
+            Op::FullyConnected { activation: activation(*fused)? }
+        }
+        ("FULLY_CONNECTED", Options::FullyConnected { weights_format, .. }) => {
+            return Err(format!("weights in format {weights_format} are not supported"));
+        }
+        ("RESHAPE" | "SQUEEZE" | "EXPAND_DIMS", _) => Op::Reshape,
+        ("CONCATENATION", Options::Concatenation { axis: along, activation: fused }) => {
+            Op::Concatenation { axis: axis(*along, operands.shape(0)?.len())?, activation: activation(*fused)? }
+        }
+        ("PAD", _) => Op::Pad { amounts: paddings(operands)? },
+        ("SOFTMAX", Options::Softmax { beta }) if beta.is_finite() => Op::Softmax { beta: *beta },
+        ("SOFTMAX", Options::Softmax { beta }) => return Err(format!("the factor of the exponent is {beta}")),
+        ("LOGISTIC", _) => Op::Logistic,
+        ("RELU", _) => Op::Relu,
+        ("RELU6", _) => Op::Relu6,
+        ("QUANTIZE", _) => Op::Quantize,
+        ("DEQUANTIZE", _) => Op::Dequantize,
+        ("MEAN", Options::Reducer { keep_dims }) => mean(*keep_dims, operands)?,
         _ => return Err("the operator is not supported".to_owned()),
     })
 }
 
-/// Options as the file stores them: a union of tables.
-struct Options<'a> {
-    kind: u8,
-    table: Option<Table<'a>>,
+fn activation(code: i32) -> Result<Activation, String> {
+    Ok(match code {
+        0 => Activation::None,
+        1 => Activation::Relu,
+        2 => Activation::ReluN1To1,
+        3 => Activation::Relu6,
+        other => return Err(format!("fused activation {other} is not supported")),
+    })
 }
 
-impl<'a> Options<'a> {
-    /// The options, which must be of kind `kind`; absent ones have every default.
-    fn of(&self, kind: u8) -> Result<Fields<'a>, String> {
-        if self.table.is_some() && self.kind != kind {
-            return Err(format!("has options of kind {} instead of {kind}", self.kind));
-        }
-        Ok(Fields(self.table))
-    }
-}
-
-struct Fields<'a>(Option<Table<'a>>);
-
-impl Fields<'_> {
-    fn int(&self, field: usize, default: i32) -> Result<i32, String> {
-        Ok(self.0.map_or(Ok(default), |table| table.scalar(field, default))?)
-    }
-
-    fn byte(&self, field: usize) -> Result<i8, String> {
-        Ok(self.0.map_or(Ok(0), |table| table.scalar(field, 0))?)
-    }
-
-    fn float(&self, field: usize) -> Result<f32, String> {
-        let value: f32 = self.0.map_or(Ok(0.0), |table| table.scalar(field, 0.0))?;
-        if value.is_finite() { Ok(value) } else { Err(format!("option {field} is {value}")) }
-    }
-
-    fn activation(&self, field: usize) -> Result<Activation, String> {
-        Ok(match self.byte(field)? {
-            0 => Activation::None,
-            1 => Activation::Relu,
-            2 => Activation::ReluN1To1,
-            3 => Activation::Relu6,
-            other => return Err(format!("fused activation {other} is not supported")),
-        })
-    }
-
-    /// A positive `[h, w]` from the fields `[h, w]`.
-    fn pair(&self, fields: [usize; 2], default: i32, what: &str) -> Result<[usize; 2], String> {
-        let one = |field| {
-            let value = self.int(field, default)?;
-            let checked = usize::try_from(value).ok().filter(|_| (1..=MAX_WINDOW).contains(&value));
-            checked.ok_or_else(|| format!("{what} {value} is not between 1 and {MAX_WINDOW}"))
-        };
-        Ok([one(fields[0])?, one(fields[1])?])
-    }
+/// A positive `[h, w]`.
+fn pair(values: [i32; 2], what: &str) -> Result<[usize; 2], String> {
+    let one = |value: i32| {
+        let checked = usize::try_from(value).ok().filter(|_| (1..=MAX_WINDOW).contains(&value));
+        checked.ok_or_else(|| format!("{what} {value} is not between 1 and {MAX_WINDOW}"))
+    };
+    Ok([one(values[0])?, one(values[1])?])
 }
 
 /// The tensors that an operator names.
@@ -162,15 +132,10 @@ fn axis(axis: i32, rank: usize) -> Result<usize, String> {
     checked.ok_or_else(|| format!("axis {axis} does not exist among {rank}"))
 }
 
-/// Resolves the padding rule of field 0.
-fn window(
-    options: &Fields<'_>,
-    stride: [usize; 2],
-    dilation: [usize; 2],
-    kernel: [usize; 2],
-    input: [usize; 4],
-) -> Result<Window, String> {
-    let same = match options.byte(0)? {
+/// Resolves the padding rule.
+fn window(options: &WindowOptions, kernel: [usize; 2], input: [usize; 4]) -> Result<Window, String> {
+    let (stride, dilation) = (pair(options.stride, "stride")?, pair(options.dilation, "dilation")?);
+    let same = match options.padding {
         0 => true,
         1 => false,
         other => return Err(format!("padding rule {other} does not exist")),
@@ -187,51 +152,34 @@ fn window(
     Ok(Window { stride, dilation, padding: Padding { top, bottom, left, right } })
 }
 
-fn read_conv(options: &Options<'_>, operands: &Operands<'_>) -> Result<Op, String> {
-    let options = options.of(1)?;
+fn conv(options: &WindowOptions, operands: &Operands<'_>) -> Result<Op, String> {
     let (input, [_, kh, kw, _]) = (operands.shape4(0)?, operands.shape4(1)?);
-    let stride = options.pair([2, 1], 0, "stride")?;
-    let dilation = options.pair([5, 4], 1, "dilation")?;
-    let window = window(&options, stride, dilation, [kh, kw], input)?;
-    Ok(Op::Conv2d { window, activation: options.activation(3)? })
+    let window = window(options, [kh, kw], input)?;
+    Ok(Op::Conv2d { window, activation: activation(options.activation)? })
 }
 
-fn read_depthwise(options: &Options<'_>, operands: &Operands<'_>) -> Result<Op, String> {
-    let options = options.of(2)?;
+fn depthwise(options: &WindowOptions, stored: i32, operands: &Operands<'_>) -> Result<Op, String> {
     let (input, [_, kh, kw, outputs]) = (operands.shape4(0)?, operands.shape4(1)?);
-    let stride = options.pair([2, 1], 0, "stride")?;
-    let dilation = options.pair([6, 5], 1, "dilation")?;
-    let window = window(&options, stride, dilation, [kh, kw], input)?;
+    let window = window(options, [kh, kw], input)?;
     // The stored multiplier may be 0; the shapes say the same.
-    let (multiplier, stored) = (outputs / input[3], options.int(3, 0)?);
+    let multiplier = outputs / input[3];
     if stored != 0 && usize::try_from(stored) != Ok(multiplier) {
         return Err(format!("multiplier {stored} does not fit {outputs} filters on {} channels", input[3]));
     }
-    Ok(Op::DepthwiseConv2d { window, multiplier, activation: options.activation(4)? })
+    Ok(Op::DepthwiseConv2d { window, multiplier, activation: activation(options.activation)? })
 }
 
-fn read_pool(name: &str, options: &Options<'_>, operands: &Operands<'_>) -> Result<Op, String> {
-    let options = options.of(5)?;
-    let input = operands.shape4(0)?;
-    let stride = options.pair([2, 1], 0, "stride")?;
-    let kernel = options.pair([4, 3], 0, "kernel")?;
-    let window = window(&options, stride, [1, 1], kernel, input)?;
-    let activation = options.activation(5)?;
+fn pool(name: &str, options: &WindowOptions, kernel: [i32; 2], operands: &Operands<'_>) -> Result<Op, String> {
+    let kernel = pair(kernel, "kernel")?;
+    let window = window(options, kernel, operands.shape4(0)?)?;
+    let activation = activation(options.activation)?;
     Ok(match name {
         "MAX_POOL_2D" => Op::MaxPool2d { kernel, window, activation },
         _ => Op::AveragePool2d { kernel, window, activation },
     })
 }
 
-fn read_fully_connected(options: &Options<'_>) -> Result<Op, String> {
-    let options = options.of(8)?;
-    match options.byte(1)? {
-        0 => Ok(Op::FullyConnected { activation: options.activation(0)? }),
-        other => Err(format!("weights in format {other} are not supported")),
-    }
-}
-
-fn read_paddings(operands: &Operands<'_>) -> Result<Vec<[usize; 2]>, String> {
+fn paddings(operands: &Operands<'_>) -> Result<Vec<[usize; 2]>, String> {
     let amounts = operands.constant(1)?;
     let (pairs, rest) = amounts.as_chunks::<2>();
     if !rest.is_empty() {
@@ -242,8 +190,7 @@ fn read_paddings(operands: &Operands<'_>) -> Result<Vec<[usize; 2]>, String> {
     pairs.iter().map(pair).collect::<Option<_>>().ok_or_else(|| format!("amounts {amounts:?} are out of range"))
 }
 
-fn read_mean(options: &Options<'_>, operands: &Operands<'_>) -> Result<Op, String> {
-    let keep_dims = options.of(27)?.byte(0)? != 0;
+fn mean(keep_dims: bool, operands: &Operands<'_>) -> Result<Op, String> {
     let rank = operands.shape(0)?.len();
     let one = |&value: &i64| axis(i32::try_from(value).unwrap_or(i32::MAX), rank);
     let mut axes: Vec<usize> = operands.constant(1)?.iter().map(one).collect::<Result<_, _>>()?;
@@ -252,7 +199,7 @@ fn read_mean(options: &Options<'_>, operands: &Operands<'_>) -> Result<Op, Strin
     Ok(Op::Mean { axes, keep_dims })
 }
 
-/// Names of the built-in operators by their code, for people; [`read_op`] says which of them are read.
+/// Names of the built-in operators by their code, for people; [`op`] says which of them are read.
 #[rustfmt::skip]
 const NAMES: [&str; 210] = [
     "ADD", "AVERAGE_POOL_2D", "CONCATENATION", "CONV_2D", "DEPTHWISE_CONV_2D", "DEPTH_TO_SPACE", "DEQUANTIZE",
