@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use model::Graph;
 use npu_device::{Driver, FaultMonitor};
 use tokio::sync::{broadcast, oneshot};
 
@@ -187,11 +188,24 @@ impl Engine {
     /// [`Error::Unsupported`] for a package or model that cannot be used, with the place and the reason;
     /// [`Error::ResultUntrusted`] where its golden output is not met; [`Error::OutOfMemory`].
     pub async fn load(&self, folder: &Path) -> Result<Arc<ModelInfo>> {
-        let _one_at_a_time = self.inner.loading.lock().await;
         let folder = folder.to_owned();
-        let model = tokio::task::spawn_blocking(move || Model::read(&folder))
+        self.load_model(move || Model::read(&folder)).await
+    }
+
+    /// As [`Self::load`], for a graph without a package: its first inference is of zeros and must be verifiable.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with the operator and the reason; [`Error::ResultUntrusted`]; [`Error::OutOfMemory`].
+    pub async fn load_graph(&self, name: &str, graph: Graph) -> Result<Arc<ModelInfo>> {
+        let name = name.to_owned();
+        self.load_model(move || Model::of_graph(&name, graph)).await
+    }
+
+    async fn load_model(&self, read: impl FnOnce() -> Result<Model> + Send + 'static) -> Result<Arc<ModelInfo>> {
+        let _one_at_a_time = self.inner.loading.lock().await;
+        let model = tokio::task::spawn_blocking(read)
             .await
-            .map_err(|error| Error::Internal(format!("reading a model package: {error}")))??;
+            .map_err(|error| Error::Internal(format!("planning a model: {error}")))??;
         let model = Arc::new(model);
         let info = Arc::clone(&model.info);
         if let Err(error) = self.tell_all(|done| Command::Load { model: Arc::clone(&model), done }).await {

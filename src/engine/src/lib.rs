@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! Engine::load ─▶ package ─▶ graph ─▶ plan ─▶ a session in every context ─▶ golden output met
+//! Engine::load_graph ────────┘
 //! Engine::submit ─▶ queue ─▶ worker ─▶ prepare ─▶ session (NPU and CPU steps) ─▶ verdict ─▶ decode ─▶ Reply
 //! ```
 
@@ -25,4 +26,5 @@ mod worker;
 pub use engine::{Engine, Pending};
 pub use error::{Error, Result};
 pub use info::{Counters, Event, ModelInfo, OperatorReport, Options, Place, Report, Status, TensorInfo, ThermalLevel};
+pub use loaded::report;
 pub use request::{Class, DType, Decoded, Detection, Input, Priority, Reply, Request, Tensor, Timing, Verdict};

@@ -1,4 +1,4 @@
-//! A model package, read, checked and planned: everything about a model that no context changes.
+//! A model, checked and planned: everything about it that no context changes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use model::{DType, Graph};
 use npu::Chip;
 
 use crate::cpu::Prepared;
-use crate::info::{ModelInfo, TensorInfo};
+use crate::info::{ModelInfo, Report, TensorInfo};
 use crate::package::Package;
 use crate::plan::{Plan, Step, plan};
 use crate::rewrite::requantize_first;
@@ -20,7 +20,7 @@ pub(crate) struct Model {
     pub(crate) info: Arc<ModelInfo>,
     pub(crate) graph: Graph,
     pub(crate) plan: Plan,
-    package: Package,
+    package: Option<Package>,
     /// Operators of the CPU, by their index in the graph.
     operators: Vec<Option<Prepared>>,
     golden: Option<Golden>,
@@ -42,26 +42,41 @@ impl Model {
     /// [`Error::Unsupported`] with the place and the reason.
     pub(crate) fn read(folder: &Path) -> Result<Self> {
         let package = Package::read(folder)?;
-        let mut graph = package.graph()?;
-        let origins = requantize_first(&mut graph);
-        let plan = plan(&graph, &origins, &Chip::RK3588)?;
-        let operators = operators(&graph, &plan)?;
-        let inputs: Vec<_> = graph.inputs.iter().map(|id| TensorInfo::of(&graph[*id])).collect();
-        let outputs: Vec<_> = graph.outputs.iter().map(|id| TensorInfo::of(&graph[*id])).collect();
-        package.check(&inputs, &outputs)?;
-        let golden = package.golden(&inputs, &outputs)?;
+        let bare = Self::of_graph(package.name(), package.graph()?)?;
+        let (inputs, outputs) = (&bare.info.inputs, &bare.info.outputs);
+        package.check(inputs, outputs)?;
+        let golden = package.golden(inputs, outputs)?;
         let info = ModelInfo {
-            name: package.name().into(),
             version: package.version().into(),
             task: package.task().into(),
             license: package.license().into(),
             labels: package.labels().to_vec(),
             takes_pictures: package.takes_pictures(),
-            inputs,
-            outputs,
+            ..ModelInfo::clone(&bare.info)
+        };
+        Ok(Self { info: Arc::new(info), package: Some(package), golden, ..bare })
+    }
+
+    /// Plans a graph that belongs to no package.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with the operator and the reason.
+    pub(crate) fn of_graph(name: &str, mut graph: Graph) -> Result<Self> {
+        let origins = requantize_first(&mut graph);
+        let plan = plan(&graph, &origins, &Chip::RK3588)?;
+        let operators = operators(&graph, &plan)?;
+        let info = ModelInfo {
+            name: name.into(),
+            version: String::new(),
+            task: "tensor".into(),
+            license: String::new(),
+            labels: Vec::new(),
+            takes_pictures: false,
+            inputs: graph.inputs.iter().map(|id| TensorInfo::of(&graph[*id])).collect(),
+            outputs: graph.outputs.iter().map(|id| TensorInfo::of(&graph[*id])).collect(),
             report: plan.report.clone(),
         };
-        Ok(Self { info: Arc::new(info), graph, plan, package, operators, golden })
+        Ok(Self { info: Arc::new(info), graph, plan, package: None, operators, golden: None })
     }
 
     /// Whether any operator runs on the NPU.
@@ -97,9 +112,7 @@ impl Model {
     pub(crate) fn check(&self, input: &Input) -> Result<()> {
         match input {
             Input::Picture(_) if self.info.takes_pictures => Ok(()),
-            Input::Picture(_) => {
-                Err(Error::InvalidTensor(format!("model {:?} takes tensors, not pictures", self.info.name)))
-            }
+            Input::Picture(_) => Err(self.takes_no_pictures()),
             Input::Tensors(tensors) => self.in_order(tensors).map(drop),
         }
     }
@@ -113,7 +126,10 @@ impl Model {
             Input::Tensors(tensors) => {
                 Ok(self.in_order(tensors)?.into_iter().map(|tensor| tensor.data.clone()).collect())
             }
-            Input::Picture(picture) => Ok(vec![self.package.prepare(picture, &self.info.inputs[0])?]),
+            Input::Picture(picture) => match &self.package {
+                Some(package) => Ok(vec![package.prepare(picture, &self.info.inputs[0])?]),
+                None => Err(self.takes_no_pictures()),
+            },
         }
     }
 
@@ -122,7 +138,14 @@ impl Model {
     /// # Errors
     /// [`Error::Internal`] for outputs that the package's decoder was not checked against.
     pub(crate) fn decode(&self, outputs: &[Tensor]) -> Result<Decoded> {
-        self.package.decode(&self.info.inputs, outputs, &self.info.outputs)
+        match &self.package {
+            Some(package) => package.decode(&self.info.inputs, outputs, &self.info.outputs),
+            None => Ok(Decoded::None),
+        }
+    }
+
+    fn takes_no_pictures(&self) -> Error {
+        Error::InvalidTensor(format!("model {:?} takes tensors, not pictures", self.info.name))
     }
 
     /// A caller's tensors in the graph's order: by name, or by position where no tensor has a name.
@@ -190,6 +213,15 @@ fn fits<'a>(tensor: &'a Tensor, info: &TensorInfo) -> Result<&'a Tensor> {
         )));
     }
     Ok(tensor)
+}
+
+/// Where the operators of a graph would run, and what one inference would cost. Opens no device.
+///
+/// # Errors
+/// [`Error::Unsupported`] where a part cannot be planned after all.
+pub fn report(mut graph: Graph) -> Result<Report> {
+    let origins = requantize_first(&mut graph);
+    Ok(plan(&graph, &origins, &Chip::RK3588)?.report)
 }
 
 fn operators(graph: &Graph, plan: &Plan) -> Result<Vec<Option<Prepared>>> {
