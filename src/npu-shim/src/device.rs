@@ -1,7 +1,7 @@
 //! The device of this process: one simulated NPU, its clock, and what is written about it.
 //!
 //! Every file's clock shows the time since the device appeared. With modelled speed it is the machine's clock; with
-//! instant speed it jumps to the end of each job that is submitted.
+//! instant and virtual speed it jumps to the end of each job that is submitted.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +10,7 @@ use std::time::Duration;
 use npu_device::Errno;
 use npu_sim::{Receipt, Simulator};
 
+use crate::clock;
 use crate::settings::{self, Settings, Speed};
 
 /// The device.
@@ -42,9 +43,15 @@ impl Device {
     }
 
     /// Lets the job end at once, where time does not matter.
-    pub(crate) fn submitted(&self, receipt: &Receipt) {
-        if self.settings.speed == Speed::Instant {
-            self.npu.pass_until(receipt.ends);
+    ///
+    /// `now`: the file's clock before it was queued.
+    pub(crate) fn submitted(&self, receipt: &Receipt, now: Duration) {
+        if self.settings.speed == Speed::Modelled {
+            return;
+        }
+        self.npu.pass_until(receipt.ends);
+        if self.settings.speed == Speed::Virtual {
+            clock::count(receipt.ends.saturating_sub(now));
         }
     }
 

@@ -13,7 +13,7 @@ use npu_device::{Deadline, Device as _, Errno, Mapping, abi};
 use crate::device::machine_time;
 use crate::files::{self, OpenFile};
 use crate::settings::{Kernel, Speed};
-use crate::{client, lock, submit};
+use crate::{client, clock, lock, submit};
 
 const PAGE: u64 = 4096;
 
@@ -76,7 +76,12 @@ pub(crate) fn ioctl(call: &Call<'_>, request: c_ulong, argument: usize) -> Optio
     }
     // CAST: the kernel takes 32 bits.
     let request = request as u32;
-    Some(driver(call, request, argument as u64))
+    let before = machine_time();
+    let result = driver(call, request, argument as u64);
+    if call.file.device.settings.speed == Speed::Virtual {
+        clock::leave_out(machine_time().saturating_sub(before));
+    }
+    Some(result)
 }
 
 fn driver(call: &Call<'_>, request: u32, argument: u64) -> Result<c_int, Errno> {
@@ -216,7 +221,7 @@ fn prep_bo(call: &Call<'_>, data: &mut [u8]) -> Result<c_int, Errno> {
 /// Waits until the object is idle or the deadline passes.
 fn wait(call: &Call<'_>, handle: u32, deadline: i64, polls: bool) -> Result<(), Errno> {
     let (file, device) = (call.file, &call.file.device);
-    if device.settings.speed == Speed::Instant || polls {
+    if device.settings.speed != Speed::Modelled || polls {
         return Ok(());
     }
     loop {

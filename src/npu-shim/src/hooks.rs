@@ -12,7 +12,7 @@ use npu_device::Errno;
 
 use crate::next::next;
 use crate::tree::{self, Route};
-use crate::{client, drm, files, ours};
+use crate::{client, clock, drm, files, ours};
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("arguments of variadic functions are known to lie in registers on x86-64 and aarch64 only");
@@ -269,6 +269,17 @@ hooks! {
                                       fd => c_int, at => off_t) -> *mut c_void),
         }
     }
+    fn clock_gettime(clock: libc::clockid_t, to: *mut libc::timespec) -> c_int {
+        let result = forward!(clock_gettime(clock => libc::clockid_t, to => *mut libc::timespec) -> c_int);
+        if result == 0 && clock == libc::CLOCK_MONOTONIC {
+            ours(|| {
+                // SAFETY: the caller's room, into which the C library has just written.
+                show(unsafe { &mut *to });
+                Some(())
+            });
+        }
+        result
+    }
     fn poll(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
         silently(list, count, |list| forward!(poll(list => *mut pollfd, count => nfds_t, timeout => c_int) -> c_int))
     }
@@ -393,6 +404,13 @@ fn silently(list: *mut pollfd, count: nfds_t, call: impl FnOnce(*mut pollfd) -> 
         unsafe { (*list.add(index)).revents = entry.revents };
     }
     result
+}
+
+/// A time of the machine's clock becomes one of the client's.
+fn show(time: &mut libc::timespec) {
+    const SECOND: i64 = 1_000_000_000;
+    let shown = clock::shown(time.tv_sec * SECOND + time.tv_nsec);
+    (time.tv_sec, time.tv_nsec) = (shown / SECOND, shown % SECOND);
 }
 
 fn duplicates(command: c_int) -> bool {

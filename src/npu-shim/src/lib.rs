@@ -13,6 +13,7 @@
 //! Which errors are whose, and the environment variables, are in the README beside `src`.
 
 mod client;
+mod clock;
 mod device;
 mod drm;
 mod files;

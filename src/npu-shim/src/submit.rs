@@ -9,7 +9,7 @@
 use std::ffi::c_int;
 use std::mem::{offset_of, size_of};
 
-use npu_device::{Errno, Job, JobFlags, Task, abi};
+use npu_device::{Device as _, Errno, Job, JobFlags, Task, abi};
 use npu_sim::Receipt;
 
 use crate::drm::{Call, u32_at, u64_at};
@@ -111,10 +111,11 @@ fn submit_job(call: &Call<'_>, job: &RawJob, patched: bool) -> Result<(), Errno>
     let flags = JobFlags { batched, ..JobFlags::default() };
     let job = Job { tasks: &tasks, inputs: &inputs, outputs: &outputs, flags };
     // What cannot be read becomes a job of no tasks, so that it is counted where others are dropped.
+    let now = call.file.npu.now();
     let queued: Result<Receipt, Errno> = call.file.npu.queue(&job);
     let result = parsed.and(queued);
     trace::job(call.file, call.fd, &job, &result);
-    call.file.device.submitted(&result?);
+    call.file.device.submitted(&result?, now);
     Ok(())
 }
 
