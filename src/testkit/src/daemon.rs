@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::process::Process;
@@ -18,22 +19,38 @@ const GLANCE: Duration = Duration::from_millis(100);
 
 /// Builds a program of the workspace and returns its path.
 ///
-/// The whole workspace with all features is selected, as the other commands do, so that nothing is built twice.
-///
 /// # Errors
 /// Where it does not build.
 pub fn build(program: &str) -> Result<PathBuf> {
+    let messages = cargo_build(&["--bin", program])?;
+    let executable = messages.iter().filter_map(|message| message["executable"].as_str()).next_back();
+    executable.map(PathBuf::from).context("cargo names no executable")
+}
+
+/// Builds a library of the workspace that other programs load, and returns its path.
+///
+/// # Errors
+/// Where it does not build.
+pub fn build_library(name: &str) -> Result<PathBuf> {
+    let messages = cargo_build(&["--lib"])?;
+    let of_library = |message: &&Value| message["reason"] == "compiler-artifact" && message["target"]["name"] == name;
+    let mut files = messages.iter().filter(of_library).filter_map(|message| message["filenames"].as_array()).flatten();
+    let shared = files.find_map(|file| file.as_str().filter(|file| file.ends_with(".so")));
+    shared.map(PathBuf::from).with_context(|| format!("cargo names no shared library {name}"))
+}
+
+/// The whole workspace with all features is selected, as the other commands do, so that nothing is built twice.
+fn cargo_build(target: &[&str]) -> Result<Vec<Value>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .current_dir(workspace())
-        .args(["build", "--quiet", "--message-format=json", "--workspace", "--all-features", "--bin", program])
+        .args(["build", "--quiet", "--message-format=json", "--workspace", "--all-features"])
+        .args(target)
         .output()?;
     if !output.status.success() {
-        bail!("{program} does not build:\n{}", String::from_utf8_lossy(&output.stderr));
+        bail!("{} does not build:\n{}", target.join(" "), String::from_utf8_lossy(&output.stderr));
     }
-    let messages = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<serde_json::Value>();
-    let executable = messages.flatten().filter_map(|message| message["executable"].as_str().map(PathBuf::from)).last();
-    executable.context("cargo names no executable")
+    Ok(serde_json::Deserializer::from_slice(&output.stdout).into_iter().flatten().collect())
 }
 
 /// A daemon. It is killed when the value is dropped.

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 pub use broker::{Broker, BrokerOptions};
 pub use bus::Bus;
 pub use contract::interfaces;
-pub use daemon::{Daemon, build};
+pub use daemon::{Daemon, build, build_library};
 pub use process::Process;
 pub use signer::Signer;
 
