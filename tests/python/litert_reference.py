@@ -13,9 +13,10 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 
-def run(model, data, out, every=False):
+def run(model, data, out, every=False, delegates=None):
     interpreter = Interpreter(
         model_path=str(model),
+        experimental_delegates=delegates,
         experimental_op_resolver_type=OpResolverType.BUILTIN_REF,
         experimental_preserve_all_tensors=every,
     )

@@ -15,6 +15,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("gpu", &[]),
     ("model", &[]),
     ("engine", &["npu", "gpu", "model", "npu-device"]),
+    ("delegate", &["engine", "model", "npu-device"]),
     ("api", &[]),
     ("kit", &["api"]),
     ("store", &[]),
@@ -26,9 +27,9 @@ const TABLE: &[(&str, &[&str])] = &[
 /// What a crate may import for its own tests, beside its row of the table.
 const FOR_TESTS: &[&str] = &["testkit"];
 /// What no program of the appliance may import.
-const NEVER_IN_A_SERVICE: &[&str] = &["testkit", "xtask", "npu-shim"];
-/// The only crates with `unsafe`: the kernel's interface, the Vulkan calls, the preload shim.
-const UNSAFE: &[&str] = &["npu-device", "gpu", "npu-shim"];
+const NEVER_IN_A_SERVICE: &[&str] = &["testkit", "xtask", "npu-shim", "delegate"];
+/// The only crates with `unsafe`: the kernel's interface, the Vulkan calls, the preload shim, TFLite's interface.
+const UNSAFE: &[&str] = &["npu-device", "gpu", "npu-shim", "delegate"];
 
 /// A package of the workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,6 +26,7 @@ const NEEDS: &[(&str, &[Need])] = &[
     ("crashes", &[STRACE, UNSHARE]),
     ("dbus", &[BUS]),
     ("models", &[BUS, BROKER, MQTT_CLIENTS]),
+    ("delegate", &[PYTHON]),
     ("programs", &[BUS, BROKER]),
     ("mqtt", &[BUS, BROKER, MQTT_CLIENTS]),
     ("update", &[BUS, BROKER, MQTT_CLIENTS, RAUC, SQUASHFS, OPENSSL, SLOTS]),
