@@ -52,6 +52,8 @@ pub(crate) struct Order<'a> {
     pub(crate) cost: &'a CostModel,
     /// Largest work of the job, in multiplications or elements.
     pub(crate) work_limit: u64,
+    /// When somebody gives up on it.
+    pub(crate) time_limit: Duration,
 }
 
 /// How a job ended.
@@ -95,17 +97,12 @@ struct Link {
 }
 
 impl Core {
-    /// Runs a job to its end or to the watchdog.
+    /// Runs a job to its end or to the watchdog, and takes back what it wrote.
     pub(crate) fn run_job(&mut self, space: &Space, order: &Order<'_>) -> Outcome {
-        let outcome = Outcome { time: order.cost.job, ..Outcome::default() };
-        let mut run = Run { space, order, outcome, work_left: order.work_limit, command_bytes: 0 };
         // What an earlier job left may belong to another file.
         self.cbuf = Cbuf::default();
-        let result = run.delay().and_then(|()| self.kicks(&mut run));
-        let mut outcome = run.outcome;
-        if let Err(fault) = result {
-            // CAST: at most as many tasks as the job has.
-            outcome.fault = Some((outcome.tasks as usize, fault));
+        let mut outcome = self.attempt(space, order, Self::kicks);
+        if outcome.fault.is_some() {
             outcome.time = WATCHDOG;
             self.reset();
         }
@@ -113,8 +110,28 @@ impl Core {
         outcome
     }
 
+    /// Runs one kick of `count` tasks to its end, or to where it hangs.
+    pub(crate) fn run_kick(&mut self, space: &Space, order: &Order<'_>, first: Task, count: u32) -> Outcome {
+        self.attempt(space, order, |core, run| core.kick(run, first, count))
+    }
+
+    fn attempt(
+        &mut self,
+        space: &Space,
+        order: &Order<'_>,
+        body: impl FnOnce(&mut Self, &mut Run<'_>) -> Result<()>,
+    ) -> Outcome {
+        let outcome = Outcome { time: order.cost.job, ..Outcome::default() };
+        let mut run = Run { space, order, outcome, work_left: order.work_limit, command_bytes: 0 };
+        let result = run.delay().and_then(|()| body(self, &mut run));
+        let mut outcome = run.outcome;
+        // CAST: at most as many tasks as the job has.
+        outcome.fault = result.err().map(|fault| (outcome.tasks as usize, fault));
+        outcome
+    }
+
     /// What the kernel's watchdog does. The power domain stays on.
-    fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         *self = Self { poisoned: self.poisoned, ..Self::default() };
     }
 
@@ -285,6 +302,6 @@ impl Run<'_> {
     }
 
     fn check_time(&self) -> Result<()> {
-        if self.outcome.time < WATCHDOG { Ok(()) } else { Err(Fault::Overtime) }
+        if self.outcome.time < self.order.time_limit { Ok(()) } else { Err(Fault::Overtime) }
     }
 }

@@ -37,6 +37,7 @@ mod kernel;
 pub mod levers;
 mod mac;
 mod memory;
+pub mod mmio;
 mod ppu;
 pub mod quirks;
 mod rdma;

@@ -9,6 +9,8 @@ use crate::fault::{Result, proven};
 
 /// Blocks whose registers streams write, at 4 KiB windows from 0.
 const BLOCKS: usize = 8;
+/// The window of the post-processor.
+const DPU_WINDOW: usize = 4;
 /// 32-bit registers of a window.
 const WINDOW: usize = 1024;
 
@@ -48,13 +50,19 @@ impl RegisterFile {
         proven(self.get::<R>()? == R::default(), R::INFO.name)
     }
 
+    /// The group that the post-processor ran last. The same number names its interrupt.
+    pub(crate) fn finished_group(&self) -> u32 {
+        // CAST: 0 or 1.
+        self.pointers[DPU_WINDOW] as u32 ^ 1
+    }
+
     /// Moves the blocks of `mask` to their other group.
     pub(crate) fn toggle(&mut self, mask: BlockMask) {
         for block in Block::ALL.into_iter().filter(|block| mask.contains(*block)) {
             let window = match block {
                 Block::Cna => 1,
                 Block::Core => 3,
-                Block::Dpu => 4,
+                Block::Dpu => DPU_WINDOW,
                 Block::DpuRdma => 5,
                 Block::Ppu => 6,
                 Block::PpuRdma => 7,

@@ -132,7 +132,8 @@ impl File {
             let fault = Fault::Unimplemented("completion by another interrupt than the DPU's");
             return Outcome { time: crate::controller::WATCHDOG, fault: Some((0, fault)), ..Outcome::default() };
         }
-        let order = Order { tasks: job.tasks, batched, lever, cost: &options.cost, work_limit: options.work_limit };
+        let (cost, work_limit, time_limit) = (&options.cost, options.work_limit, crate::controller::WATCHDOG);
+        let order = Order { tasks: job.tasks, batched, lever, cost, work_limit, time_limit };
         let space = table.space();
         let mut guard = lock(&self.shared.cores[core]);
         let core = &mut *guard;
