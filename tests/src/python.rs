@@ -38,6 +38,31 @@ pub fn interpreter() -> Result<PathBuf> {
     Ok(python)
 }
 
+/// A folder with LiteRT and NumPy for Python 3.13 of aarch64, in the versions of the requirements, as wheels bring them.
+///
+/// # Errors
+/// Those of [`interpreter`], a package that cannot be had.
+pub fn packages_for_aarch64() -> Result<PathBuf> {
+    let requirements = fs::read_to_string(scripts().join("requirements.txt")).context("read the requirements")?;
+    let wanted =
+        requirements.lines().filter(|line| ["ai-edge-litert", "numpy"].iter().any(|name| line.starts_with(name)));
+    let wanted: Vec<&str> = wanted.collect();
+    let python = interpreter()?;
+    let folder = cache()?.join(format!("python-aarch64-{:016x}", hash(wanted.join(" ").as_bytes())));
+    let lock = File::create(folder.with_extension("lock")).context("make a lock file")?;
+    lock.lock().context("lock the packages")?;
+    let complete = folder.join("complete");
+    if !complete.exists() {
+        let mut pip = Command::new(python);
+        pip.args(["-m", "pip", "install", "--quiet", "--upgrade", "--no-deps", "--only-binary=:all:", "--target"]);
+        pip.arg(&folder).args(["--python-version", "3.13", "--implementation", "cp", "--abi", "cp313"]);
+        pip.args(["--platform", "manylinux_2_27_aarch64", "--platform", "manylinux_2_28_aarch64"]);
+        run(pip.args(wanted)).context("install packages for aarch64")?;
+        File::create(&complete).context("mark the packages as complete")?;
+    }
+    Ok(folder)
+}
+
 /// Runs a script of `tests/python`.
 ///
 /// # Errors

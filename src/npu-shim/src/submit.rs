@@ -108,7 +108,7 @@ fn submit_job(call: &Call<'_>, job: &RawJob, patched: bool) -> Result<(), Errno>
     let batched = patched && flags & abi::BATCHED != 0;
     let parsed = parse(call, job, patched, batched);
     let (tasks, inputs, outputs) = parsed.as_ref().map_or_else(|_| Default::default(), Clone::clone);
-    let flags = JobFlags { batched, ..JobFlags::default() };
+    let flags = JobFlags { batched, ppu_done: patched && flags & abi::PPU_DONE != 0, ..JobFlags::default() };
     let job = Job { tasks: &tasks, inputs: &inputs, outputs: &outputs, flags };
     // What cannot be read becomes a job of no tasks, so that it is counted where others are dropped.
     let now = call.file.npu.now();
@@ -145,7 +145,7 @@ fn parse(call: &Call<'_>, job: &RawJob, patched: bool, batched: bool) -> Result<
 
 /// Of our patches.
 fn check_flags(call: &Call<'_>, job: &RawJob, count: u32, batched: bool) -> Result<(), Errno> {
-    let unknown = u32_at(job, offset_of!(abi::Job, flags)) & !abi::BATCHED;
+    let unknown = u32_at(job, offset_of!(abi::Job, flags)) & !(abi::BATCHED | abi::PPU_DONE);
     if unknown != 0 || u32_at(job, offset_of!(abi::Job, reserved)) != 0 {
         return Err(Errno::INVAL);
     }

@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::LazyLock;
 
 use tempfile::TempDir;
 
@@ -34,10 +35,13 @@ impl Client {
     }
 }
 
-/// Runs a program with the library, which cargo built for this test.
+/// The library. Cargo does not build it for tests, which link nothing of it.
+static LIBRARY: LazyLock<PathBuf> =
+    LazyLock::new(|| testkit::build_library("npu_shim").unwrap_or_else(|error| panic!("{error:#}")));
+
+/// Runs a program with the library.
 fn preloaded(command: &mut Command, settings: &[(&str, &str)]) -> Output {
-    let test = std::env::current_exe().expect("a test has a path");
-    command.env("LD_PRELOAD", test.with_file_name("libnpu_shim.so")).envs(settings.iter().copied());
+    command.env("LD_PRELOAD", &*LIBRARY).envs(settings.iter().copied());
     command.output().expect("the client can be started")
 }
 

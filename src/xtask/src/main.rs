@@ -20,7 +20,9 @@ mod overlays;
 mod patches;
 mod regs;
 mod run;
+mod shim;
 mod step;
+mod teflon;
 mod test;
 
 use std::path::PathBuf;
@@ -67,6 +69,14 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Runs a command with the preload device, /dev/accel/accel0 on the simulator.
+    Shim {
+        /// The command and its arguments.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
+    /// Runs Mesa's own driver for the NPU, as Debian ships it for the boards, on the simulator.
+    Teflon,
     /// Applies, checks and compiles the kernel patches.
     Patches,
     /// The boot script in U-Boot, in QEMU.
@@ -88,6 +98,8 @@ fn main() -> ExitCode {
         Command::Cross { r#static, arguments } => {
             cross::run(if r#static { cross::Linking::Static } else { cross::Linking::Dynamic }, &arguments)
         }
+        Command::Shim { command } => shim::run(&command),
+        Command::Teflon => teflon::run(),
         Command::Patches => patches::run(),
         Command::Bootloader => bootloader::run(),
         Command::Bench { which } => bench::run(which),

@@ -60,6 +60,9 @@ pub(crate) const CROSS_COMPILER: Need = Need {
 pub(crate) const FLEX: Need = Need { name: "flex", probe: &["flex", "--version"], package: "flex" };
 /// As [`FLEX`].
 pub(crate) const BISON: Need = Need { name: "bison", probe: &["bison", "--version"], package: "bison" };
+/// Programs of the boards' processor on this one.
+pub(crate) const QEMU_USER: Need =
+    Need { name: "qemu-aarch64-static", probe: &["qemu-aarch64-static", "--version"], package: "qemu-user-static" };
 /// What builds kernel modules.
 pub(crate) const MAKE: Need = Need { name: "make", probe: &["make", "--version"], package: "make" };
 /// What the kernel's style check is written in.

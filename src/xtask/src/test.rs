@@ -14,7 +14,7 @@ use crate::need::{
     self, BROKER, BUS, BUSCTL, MQTT_CLIENTS, Need, OPENSSL, PYTHON, RAUC, SLOTS, SQUASHFS, STRACE, UNSHARE,
 };
 use crate::step::{self, Counts};
-use crate::{bootloader, check, fuzz, patches};
+use crate::{bootloader, check, fuzz, patches, teflon};
 
 /// TIMEOUT: each part of a cold run stays under 15 minutes on two cores; twice that.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -44,17 +44,29 @@ pub(crate) fn run(quick: bool) -> ExitCode {
     part(&mut counts, patches::test);
     if quick {
         counts.skip("fuzzing", "left out by --quick");
+        counts.skip("Mesa's driver on the simulator", "left out by --quick");
     } else {
+        part(&mut counts, |counts| mesas_driver(&missing, counts));
         part(&mut counts, fuzz::run);
     }
     report(&counts);
     if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Everything that a test file needs, each once.
+fn mesas_driver(missing: &[Need], counts: &mut Counts) -> Result<()> {
+    match missing.iter().find(|need| teflon::NEEDS.contains(need)) {
+        None => teflon::test(counts),
+        Some(need) => {
+            counts.skip("Mesa's driver on the simulator", &format!("needs {}", need.name));
+            Ok(())
+        }
+    }
+}
+
+/// Everything that the tests need, each once.
 fn all_needs() -> Vec<Need> {
     let mut all: Vec<Need> = Vec::new();
-    for need in NEEDS.iter().flat_map(|(_, needs)| *needs) {
+    for need in NEEDS.iter().flat_map(|(_, needs)| *needs).chain(&teflon::NEEDS) {
         if !all.contains(need) {
             all.push(*need);
         }
