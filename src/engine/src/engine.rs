@@ -17,7 +17,7 @@ use crate::info::{Counters, Event, ModelInfo, Options, Status, ThermalLevel};
 use crate::loaded::Model;
 use crate::queue::{Abandon, Queue};
 use crate::worker::{self, Worker};
-use crate::{Error, Input, Priority, Reply, Request, Result};
+use crate::{Error, Input, Priority, Reply, Request, Result, Verdict};
 
 /// Events that a slow reader may fall behind before it misses some.
 const EVENTS: usize = 64;
@@ -268,6 +268,20 @@ impl Engine {
         let model = self.inner.shared.find(model).ok_or_else(|| Error::UnknownModel(model.into()))?;
         model.check(input)?;
         model.prepare(input)
+    }
+
+    /// Lets a model answer its golden input, as a request among others, and holds the answer against its golden output.
+    /// Where its package has none, the answer must at least be verifiable.
+    ///
+    /// # Errors
+    /// Those of a request; [`Error::ResultUntrusted`] where the answer is not the golden one.
+    pub async fn verify(&self, name: &str) -> Result<Verdict> {
+        let model = self.inner.shared.find(name).ok_or_else(|| Error::UnknownModel(name.into()))?;
+        let input = model.golden().map_or_else(|| model.blank(), |golden| golden.input.clone());
+        let request = Request { model: name.into(), input, priority: Priority::Interactive, deadline: None };
+        let reply = self.submit(request)?.await?;
+        model.golden().map_or(Ok(()), |golden| golden.check(&reply.outputs))?;
+        Ok(reply.verdict)
     }
 
     /// What happens from now on.

@@ -102,15 +102,20 @@ pub(crate) fn answer(reply: Reply, with_outputs: bool) -> Result<Answer> {
     Ok(Answer {
         model: reply.model,
         version: reply.version,
-        verdict: match reply.verdict {
-            Verdict::Trusted => "trusted",
-            Verdict::TrustedAfterRetry => "trusted-after-retry",
-            Verdict::CpuOnly => "cpu-only",
-        },
+        verdict: verdict(reply.verdict),
         timing: timing(reply.timing),
         seen: seen(reply.decoded),
         outputs: outputs.into_iter().map(output).collect::<Result<_>>()?,
     })
+}
+
+/// A verdict as interfaces name it.
+pub(crate) fn verdict(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Trusted => "trusted",
+        Verdict::TrustedAfterRetry => "trusted-after-retry",
+        Verdict::CpuOnly => "cpu-only",
+    }
 }
 
 fn timing(timing: Timing) -> TimingMicros {

@@ -92,6 +92,8 @@ pub trait Model1 {
     /// All device memory that the model holds, in bytes per context.
     #[zbus(property(emits_changed_signal = "const"))]
     fn memory_bytes(&self) -> zbus::Result<u64>;
+    /// Lets the model answer its golden input. Returns the verdict.
+    fn verify(&self, options: Options<'_>) -> zbus::Result<String>;
     /// Predicted time on the NPU, microseconds.
     #[zbus(property(emits_changed_signal = "const"))]
     fn predicted_microseconds(&self) -> zbus::Result<u64>;

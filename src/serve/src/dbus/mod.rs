@@ -112,6 +112,11 @@ impl Server {
         device.get().await.thermal_level_changed(device.signal_emitter()).await.map_err(Error::Bus)
     }
 
+    /// The connection to the bus.
+    pub fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
     fn device_signals(&self) -> zbus::Result<SignalEmitter<'_>> {
         SignalEmitter::new(&self.connection, NPU_DEVICE)
     }
@@ -147,7 +152,7 @@ impl Objects {
             }
             let path = model_path(&name);
             server.at(&path, Inference::new(&self.engine, &model, &self.clients)).await?;
-            server.at(&path, Model(Arc::clone(&model))).await?;
+            server.at(&path, Model { engine: self.engine.clone(), info: Arc::clone(&model) }).await?;
             served.insert(name, model);
         }
         Ok(())
