@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use kit::bus::Bus;
+use kit::thermal::Marks;
 use serde::Deserialize;
 
 /// The configuration.
@@ -32,7 +33,7 @@ pub struct Config {
     /// Seconds between metrics over MQTT.
     pub metrics_seconds: u64,
     /// Heat.
-    pub thermal: Thermal,
+    pub thermal: Marks,
 }
 
 impl Default for Config {
@@ -49,7 +50,7 @@ impl Default for Config {
             fleet: None,
             home_assistant: HomeAssistant::default(),
             metrics_seconds: 30,
-            thermal: Thermal::default(),
+            thermal: Marks::default(),
         }
     }
 }
@@ -79,27 +80,6 @@ pub struct Fleet {
 pub struct HomeAssistant {
     /// Whether it is told about this device.
     pub enabled: bool,
-}
-
-/// Heat. The NPU has no thermal protection of its own below the machine's emergency shutdown.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
-pub struct Thermal {
-    /// Type of the thermal zone. Nothing is watched where the machine has none of it.
-    pub zone: String,
-    /// From here on batch requests are refused, in degrees Celsius.
-    pub throttle_celsius: f64,
-    /// From here on every request is refused.
-    pub critical_celsius: f64,
-    /// How far below a mark the zone must cool before it counts no more.
-    pub hysteresis_celsius: f64,
-}
-
-impl Default for Thermal {
-    fn default() -> Self {
-        // SOURCE: rk3588-base.dtsi: npu-thermal has one trip, critical at 115 °C, which shuts the machine down.
-        Self { zone: "npu-thermal".into(), throttle_celsius: 85.0, critical_celsius: 95.0, hysteresis_celsius: 5.0 }
-    }
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use serve::dbus::Server;
 use tokio::sync::{Notify, broadcast};
 use tracing::{info, warn};
 
-pub use config::{Config, Fleet, HomeAssistant, Thermal};
+pub use config::{Config, Fleet, HomeAssistant};
 
 /// Serves until the service manager asks to stop.
 ///
@@ -44,7 +44,7 @@ pub async fn run(driver: Arc<dyn Driver>, monitor: Option<Arc<dyn FaultMonitor>>
         result = server.run() => result.context("the D-Bus front end ended")?,
         result = &mut mqtt => result.context("the MQTT front end ended")?,
         result = systemd::keep_alive(|| engine.heartbeat()) => result?,
-        result = thermal::watch(&config.thermal, &server) => result?,
+        result = thermal::watch(&config.thermal, &server, server.connection()) => result?,
         () = log_events(engine.events()) => {}
         result = systemd::shutdown() => result?,
     }

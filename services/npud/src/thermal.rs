@@ -1,115 +1,61 @@
-//! Heat: the thermal zone of the NPU decides what the engine admits.
+//! Heat decides what the engine admits: as the health daemon says where there is one, else by the NPU's own zone.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
+use api::dbus::Health1Proxy;
 use engine::ThermalLevel;
+use kit::thermal::{Level, Marks, find_zone, read_celsius};
 use serve::dbus::Server;
 use tracing::{info, warn};
-
-use crate::config::Thermal;
+use zbus::Connection;
 
 /// Where the kernel shows thermal zones.
 const ZONES: &str = "/sys/class/thermal";
-/// How often the zone is read.
+/// How often the level is looked at.
 // TIMEOUT: silicon under load heats by a few degrees in a second; the marks are 10 degrees apart.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Watches the zone for ever. Where there is none it says so and only waits; while it cannot be read the level stays.
-pub(crate) async fn watch(settings: &Thermal, server: &Server) -> Result<()> {
-    let Some(zone) = find_zone(Path::new(ZONES), &settings.zone) else {
-        warn!(zone = settings.zone, "this machine has no such thermal zone, heat is not watched");
-        return std::future::pending().await;
-    };
-    let mut level = ThermalLevel::Normal;
+/// Follows the heat for ever. Where nobody knows it says so and only waits; while it cannot be read the level stays.
+pub(crate) async fn watch(marks: &Marks, server: &Server, bus: &Connection) -> Result<()> {
+    let zone = find_zone(Path::new(ZONES), &marks.zone);
+    if zone.is_none() {
+        warn!(zone = marks.zone, "this machine has no such thermal zone, only the health daemon can say how hot it is");
+    }
+    // Without a cache: a daemon that went away must not be believed for ever.
+    let health = Health1Proxy::builder(bus).cache_properties(zbus::proxy::CacheProperties::No).build().await?;
+    let mut level = Level::Normal;
     let mut blind = false;
     let mut tick = tokio::time::interval(PERIOD);
     loop {
         tick.tick().await;
-        let read = read_celsius(&zone);
-        if let Err(error) = &read
-            && !blind
-        {
-            warn!(error = format!("{error:#}"), ?level, "the temperature cannot be read, the level stays");
-        }
-        blind = read.is_err();
-        let Ok(celsius) = read else { continue };
-        let next = next_level(settings, level, celsius);
+        let told = health.thermal_level().await.ok().and_then(|name| Level::parse(&name));
+        let own = || zone.as_deref().map(|zone| read_celsius(zone).map(|celsius| marks.next_level(level, celsius)));
+        let next = match told.map(Ok).or_else(own) {
+            Some(Ok(next)) => next,
+            Some(Err(error)) => {
+                if !std::mem::replace(&mut blind, true) {
+                    warn!(%error, ?level, "the temperature cannot be read, the level stays");
+                }
+                continue;
+            }
+            // A level that nobody can confirm any more must not refuse requests for ever.
+            None => Level::Normal,
+        };
+        blind = false;
         if next != level {
-            info!(celsius, ?level, ?next, "thermal level changes");
-            server.set_thermal_level(next).await?;
+            info!(?level, ?next, told = told.is_some(), "thermal level changes");
+            server.set_thermal_level(engine_level(next)).await?;
             level = next;
         }
     }
 }
 
-/// The level after `level` at a temperature. A mark that was reached counts until the zone is cooler by the hysteresis.
-fn next_level(settings: &Thermal, level: ThermalLevel, celsius: f64) -> ThermalLevel {
-    let reached = |mark: f64, already: bool| celsius >= if already { mark - settings.hysteresis_celsius } else { mark };
-    if reached(settings.critical_celsius, level == ThermalLevel::Critical) {
-        return ThermalLevel::Critical;
-    }
-    if reached(settings.throttle_celsius, level != ThermalLevel::Normal) {
-        return ThermalLevel::Throttled;
-    }
-    ThermalLevel::Normal
-}
-
-fn find_zone(zones: &Path, kind: &str) -> Option<PathBuf> {
-    let zones = fs::read_dir(zones).ok()?.flatten().map(|entry| entry.path());
-    let mut matching = zones.filter(|zone| fs::read_to_string(zone.join("type")).is_ok_and(|text| text.trim() == kind));
-    matching.next()
-}
-
-fn read_celsius(zone: &Path) -> Result<f64> {
-    let file = zone.join("temp");
-    let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
-    let millis: i32 = text.trim().parse().with_context(|| format!("{} is no temperature", file.display()))?;
-    Ok(f64::from(millis) / 1e3)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_level_is_left_only_below_its_hysteresis() {
-        use ThermalLevel::{Critical, Normal, Throttled};
-        let settings = Thermal::default();
-        let mut level = Normal;
-        for (celsius, expected) in [
-            (84.9, Normal),
-            (85.0, Throttled),
-            (80.1, Throttled),
-            (94.9, Throttled),
-            (95.0, Critical),
-            (90.1, Critical),
-            (89.9, Throttled),
-            (94.0, Throttled),
-            (79.9, Normal),
-            (84.0, Normal),
-            (120.0, Critical),
-            (20.0, Normal),
-        ] {
-            level = next_level(&settings, level, celsius);
-            assert_eq!(level, expected, "at {celsius}");
-        }
-    }
-
-    #[test]
-    fn the_zone_is_found_by_its_type_and_read_in_degrees() {
-        let folder = tempfile::tempdir().unwrap();
-        for (zone, kind) in [("thermal_zone0", "soc-thermal\n"), ("thermal_zone1", "npu-thermal\n")] {
-            fs::create_dir(folder.path().join(zone)).unwrap();
-            fs::write(folder.path().join(zone).join("type"), kind).unwrap();
-        }
-        let zone = find_zone(folder.path(), "npu-thermal").unwrap();
-        assert_eq!(zone, folder.path().join("thermal_zone1"));
-        read_celsius(&zone).unwrap_err();
-        fs::write(zone.join("temp"), "61250\n").unwrap();
-        assert_eq!(read_celsius(&zone).unwrap(), 61.25);
-        assert_eq!(find_zone(folder.path(), "gpu-thermal"), None);
+fn engine_level(level: Level) -> ThermalLevel {
+    match level {
+        Level::Normal => ThermalLevel::Normal,
+        Level::Throttled => ThermalLevel::Throttled,
+        Level::Critical => ThermalLevel::Critical,
     }
 }

@@ -13,6 +13,7 @@ pub mod identity;
 pub mod log;
 pub mod mqtt;
 pub mod systemd;
+pub mod thermal;
 
 use std::path::PathBuf;
 

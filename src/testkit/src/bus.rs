@@ -52,17 +52,27 @@ impl Bus {
     /// # Errors
     /// Where dbus-daemon is missing or refuses.
     pub fn start(policy: &Path, users: &[&str], groups: &[&str]) -> Result<Self> {
+        Self::with_policies(&[policy], users, groups)
+    }
+
+    /// As [`Bus::start`], with several policy files: for daemons that talk to each other.
+    ///
+    /// # Errors
+    /// Where dbus-daemon is missing or refuses.
+    pub fn with_policies(files: &[&Path], users: &[&str], groups: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let policies = folder.path().join("policies");
         fs::create_dir(&policies)?;
-        let mut text = fs::read_to_string(policy).with_context(|| format!("read {}", policy.display()))?;
-        for user in users {
-            text = text.replace(&format!("user=\"{user}\""), &format!("user=\"{}\"", getuid().as_raw()));
+        for (number, policy) in files.iter().enumerate() {
+            let mut text = fs::read_to_string(policy).with_context(|| format!("read {}", policy.display()))?;
+            for user in users {
+                text = text.replace(&format!("user=\"{user}\""), &format!("user=\"{}\"", getuid().as_raw()));
+            }
+            for group in groups {
+                text = text.replace(&format!("group=\"{group}\""), &format!("group=\"{}\"", getgid().as_raw()));
+            }
+            fs::write(policies.join(format!("policy{number}.conf")), text)?;
         }
-        for group in groups {
-            text = text.replace(&format!("group=\"{group}\""), &format!("group=\"{}\"", getgid().as_raw()));
-        }
-        fs::write(policies.join("policy.conf"), text)?;
         let socket = folder.path().join("bus");
         let config = CONFIG
             .replace("@SOCKET@", &socket.display().to_string())

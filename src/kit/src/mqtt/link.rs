@@ -1,7 +1,8 @@
 //! The connection behind [`MqttLink`].
 
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,9 +11,9 @@ use rumqttc::Outgoing;
 use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::mqttbytes::v5::{ConnAck, Packet, Publish, PublishProperties, SubscribeReasonCode};
 use rumqttc::v5::{AsyncClient, ClientError, ConnectionError, Event as ClientEvent, EventLoop, Request, StateError};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, oneshot};
 
-use super::{LinkError, MqttLink, Publication, Settings};
+use super::{LinkError, MqttLink, Publication, Receipt, Settings};
 use crate::Result;
 
 /// Events that wait for the front end.
@@ -113,6 +114,8 @@ pub fn open(
         shared,
         clean_start: settings.session_seconds == 0,
         backoff: Backoff::new(settings),
+        unacknowledged: HashMap::new(),
+        cleaned: 0,
     };
     tokio::spawn(connection.run());
     Ok((Arc::new(link), received))
@@ -128,7 +131,12 @@ struct Shared {
     closing: AtomicBool,
     /// Ends a wait between connections.
     close: Notify,
+    /// Who waits for the acknowledgement of each message that the client library has not sent yet, in its order.
+    unsent: Mutex<VecDeque<Confirm>>,
 }
+
+/// Whoever waits for an acknowledgement, if anybody.
+type Confirm = Option<oneshot::Sender<()>>;
 
 impl Default for Shared {
     fn default() -> Self {
@@ -137,6 +145,7 @@ impl Default for Shared {
             packet_limit: AtomicUsize::new(usize::MAX),
             closing: AtomicBool::new(false),
             close: Notify::new(),
+            unsent: Mutex::default(),
         }
     }
 }
@@ -149,8 +158,8 @@ struct Link {
     shared: Arc<Shared>,
 }
 
-impl MqttLink for Link {
-    fn publish(&self, publication: Publication) -> Result<(), LinkError> {
+impl Link {
+    fn send(&self, publication: Publication, confirm: Confirm) -> Result<(), LinkError> {
         let Publication { topic, payload, retain, acknowledged, content_type, correlation, properties } = publication;
         // A packet over the broker's limit would cost the connection, again and again.
         let bytes = topic.len() + payload.len() + correlation.as_ref().map_or(0, Bytes::len) + PACKET_OVERHEAD;
@@ -166,7 +175,22 @@ impl MqttLink for Link {
             ..PublishProperties::default()
         };
         check_topic(&topic)?;
-        self.requests.try_publish_with_properties(topic, quality, retain, payload, properties).map_err(link_error)
+        let mut unsent = self.shared.unsent.lock().unwrap_or_else(PoisonError::into_inner);
+        self.requests.try_publish_with_properties(topic, quality, retain, payload, properties).map_err(link_error)?;
+        unsent.push_back(confirm);
+        Ok(())
+    }
+}
+
+impl MqttLink for Link {
+    fn publish(&self, publication: Publication) -> Result<(), LinkError> {
+        self.send(publication, None)
+    }
+
+    fn publish_confirmed(&self, publication: Publication) -> Result<Receipt, LinkError> {
+        let (confirm, receipt) = oneshot::channel();
+        self.send(Publication { acknowledged: true, ..publication }, Some(confirm))?;
+        Ok(receipt)
     }
 
     fn subscribe(&self, filter: &str) -> Result<(), LinkError> {
@@ -233,6 +257,10 @@ struct Connection {
     /// Whether each connection starts without the session of the one before.
     clean_start: bool,
     backoff: Backoff,
+    /// Who waits for the acknowledgement of each message that is on its way, by packet identifier.
+    unacknowledged: HashMap<u16, Confirm>,
+    /// How many of the unsent messages would be lost with the session.
+    cleaned: usize,
 }
 
 impl Connection {
@@ -245,6 +273,14 @@ impl Connection {
                     Some(Event::Message(Box::new(delivery(publish, connection))))
                 }
                 Ok(ClientEvent::Incoming(Packet::SubAck(suback))) => refusal(&suback.return_codes),
+                Ok(ClientEvent::Incoming(Packet::PubAck(ack))) => {
+                    self.confirm(ack.pkid);
+                    None
+                }
+                Ok(ClientEvent::Outgoing(Outgoing::Publish(packet))) => {
+                    self.sent(packet);
+                    None
+                }
                 Ok(ClientEvent::Outgoing(Outgoing::Disconnect)) => return,
                 Ok(_) => None,
                 Err(error) => {
@@ -266,17 +302,50 @@ impl Connection {
         // CAST: usize has at least 32 bits on every machine that runs this.
         self.shared.packet_limit.store(limit.map_or(usize::MAX, |limit| limit as usize), Ordering::Relaxed);
         self.shared.connections.fetch_add(1, Ordering::Relaxed);
+        if !connack.session_present {
+            self.lose_session();
+        }
         self.event_loop.options.set_clean_start(self.clean_start);
         self.backoff.reset();
         Event::Connected
     }
 
+    /// A message went out. One that goes out again, in a session that continues, keeps its packet identifier.
+    fn sent(&mut self, packet: u16) {
+        if self.unacknowledged.contains_key(&packet) {
+            return;
+        }
+        let confirm = self.shared.unsent.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        self.cleaned = self.cleaned.saturating_sub(1);
+        if packet != 0 {
+            self.unacknowledged.insert(packet, confirm.flatten());
+        }
+    }
+
+    fn confirm(&mut self, packet: u16) {
+        if let Some(Some(confirm)) = self.unacknowledged.remove(&packet) {
+            // Whoever waited may have given up.
+            let _ = confirm.send(());
+        }
+    }
+
+    /// The client library drops what was queued when the connection was lost. Dropping whoever waits tells them.
+    fn lose_session(&mut self) {
+        self.unacknowledged.clear();
+        let mut unsent = self.shared.unsent.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = self.cleaned.min(unsent.len());
+        unsent.drain(..lost);
+        self.cleaned = 0;
+    }
+
     /// Waits before the next attempt. False where there is none.
     async fn wait(&mut self, error: &ConnectionError) -> bool {
+        self.cleaned = self.shared.unsent.lock().unwrap_or_else(PoisonError::into_inner).len();
         // A packet that one side cannot read would come again with the session.
         if is_protocol_error(error) {
             self.event_loop.options.set_clean_start(true);
             self.event_loop.pending.clear();
+            self.lose_session();
         }
         let closing = || self.shared.closing.load(Ordering::Relaxed);
         if closing() || matches!(error, ConnectionError::RequestsDone) {

@@ -12,11 +12,14 @@
 
 mod link;
 mod settings;
+mod spool;
 
 use bytes::Bytes;
+use tokio::sync::oneshot;
 
 pub use link::{Delivery, Event, open};
 pub use settings::{Settings, Tls, or_provisioned};
+pub use spool::{Limits, Sender, Spool};
 
 /// A message to be published.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -60,6 +63,9 @@ pub enum LinkError {
     Closed,
 }
 
+/// Completes when the broker has acknowledged a message.
+pub type Receipt = oneshot::Receiver<()>;
+
 /// A link to a broker. Nothing here waits.
 pub trait MqttLink: Send + Sync + std::fmt::Debug {
     /// Queues a message.
@@ -67,6 +73,13 @@ pub trait MqttLink: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// [`LinkError`].
     fn publish(&self, publication: Publication) -> Result<(), LinkError>;
+
+    /// Queues a message, sent until the broker has acknowledged it. The receipt completes then; it fails where the message
+    /// was lost with its session.
+    ///
+    /// # Errors
+    /// [`LinkError`].
+    fn publish_confirmed(&self, publication: Publication) -> Result<Receipt, LinkError>;
 
     /// Queues a subscription. To be repeated after each [`Event::Connected`].
     ///
