@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod annotate;
+mod health;
 mod infer;
 mod models;
 mod provision;
@@ -49,6 +50,14 @@ enum Command {
     Update(update::Update),
     /// List the devices and what they counted
     Devices,
+    /// Show how the machine is
+    Health,
+    /// List what went wrong
+    Incidents,
+    /// Print what goes wrong, as it happens
+    Watch,
+    /// Gather a support bundle
+    Bundle(health::Bundle),
     /// Show load and counters, again and again
     Top {
         /// Print once and end
@@ -76,6 +85,10 @@ pub async fn run(arguments: Arguments, out: &mut impl Write) -> Result<()> {
         Command::Provision(command) => provision::run(&command, &mut printer),
         Command::Update(update) => update::run(&connection, &update, &mut printer).await,
         Command::Devices => status::devices(&connection, &mut printer).await,
+        Command::Health => health::health(&connection, &mut printer).await,
+        Command::Incidents => health::incidents(&connection, &mut printer).await,
+        Command::Watch => health::watch(&connection, &mut printer).await,
+        Command::Bundle(bundle) => health::bundle(&connection, &bundle, &mut printer).await,
         Command::Top { once } => status::top(&connection, once, &mut printer).await,
     }
 }

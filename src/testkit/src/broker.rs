@@ -107,9 +107,10 @@ impl Broker {
     }
 
     fn config(&self) -> String {
+        // Who is root only in a namespace of its own cannot become another user.
         // Without nodelay the broker holds a small message back until the one before is acknowledged, some 40 ms.
         let mut config = format!(
-            "listener {} 127.0.0.1\nallow_anonymous true\npersistence false\nset_tcp_nodelay true\n\
+            "user root\nlistener {} 127.0.0.1\nallow_anonymous true\npersistence false\nset_tcp_nodelay true\n\
              log_dest stderr\nlog_type all\n",
             self.port
         );

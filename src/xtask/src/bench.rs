@@ -15,6 +15,8 @@ pub(crate) enum Which {
     Latency,
     /// Requests per second with a tiny model.
     Throughput,
+    /// Lines of the kernel's log that are classified per second.
+    Classify,
     /// Seconds that the simulator needs for one inference of the detector.
     Sim,
 }
@@ -40,6 +42,7 @@ impl Which {
         match self {
             Self::Latency => "latency",
             Self::Throughput => "throughput",
+            Self::Classify => "classify",
             Self::Sim => "sim",
         }
     }

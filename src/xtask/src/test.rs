@@ -27,9 +27,12 @@ const NEEDS: &[(&str, &[Need])] = &[
     ("dbus", &[BUS]),
     ("models", &[BUS, BROKER, MQTT_CLIENTS]),
     ("delegate", &[PYTHON]),
+    ("health", &[BUS, BROKER, MQTT_CLIENTS]),
     ("programs", &[BUS, BROKER]),
     ("mqtt", &[BUS, BROKER, MQTT_CLIENTS]),
     ("update", &[BUS, BROKER, MQTT_CLIENTS, RAUC, SQUASHFS, OPENSSL, SLOTS]),
+    ("spool", &[BROKER, MQTT_CLIENTS, UNSHARE]),
+    ("units", &[BUSCTL]),
 ];
 
 /// Runs all of it and prints the counts; a part that cannot even start counts as failed.
