@@ -1,4 +1,4 @@
-//! Fuzzing: one minute of each target under `fuzz/`.
+//! Fuzzing: twenty seconds of each target under `fuzz/`.
 //!
 //! Code under test has no `unsafe`, so no sanitizer is needed and the stable compiler will do.
 
@@ -12,13 +12,13 @@ use crate::need::{self, CXX};
 use crate::step::{self, Counts};
 
 /// How long each target runs.
-const SECONDS: u64 = 60;
+const SECONDS: u64 = 20;
 /// TIMEOUT: a cold build of the largest target takes about five minutes on two cores; twice that.
 const LIMIT: Duration = Duration::from_secs(SECONDS + 10 * 60);
 /// The version of cargo-fuzz that is installed where there is none.
 const CARGO_FUZZ: &str = "0.13.1";
 
-/// Runs every target for a minute.
+/// Runs every target for that long.
 ///
 /// # Errors
 /// A folder that cannot be read, a program that cannot be started.
