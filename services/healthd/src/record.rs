@@ -140,7 +140,8 @@ fn timestamp(stamp: &str) -> Option<Duration> {
     if !is_number(seconds) || !is_number(micros) || micros.len() != 6 {
         return None;
     }
-    Duration::from_secs(seconds.parse().ok()?).checked_add(Duration::from_micros(micros.parse().ok()?))
+    // No machine runs for longer than 136 years.
+    Some(Duration::from_secs(seconds.parse::<u32>().ok()?.into()) + Duration::from_micros(micros.parse().ok()?))
 }
 
 /// Puts lines of text together to records. The last record is known to be complete only when another begins, or
