@@ -8,6 +8,7 @@
 mod archive;
 mod bench;
 mod bless;
+mod board;
 mod bootloader;
 mod check;
 mod cross;
@@ -81,6 +82,12 @@ enum Command {
     Patches,
     /// The boot script in U-Boot, in QEMU.
     Bootloader,
+    /// A virtual board that boots the real kernel driver; its NPU is the simulator.
+    Board {
+        /// What to do with it.
+        #[command(subcommand)]
+        action: board::Action,
+    },
     /// Measures latency, throughput and the simulator's speed.
     Bench {
         /// One of them; all where none is named.
@@ -102,6 +109,7 @@ fn main() -> ExitCode {
         Command::Teflon => teflon::run(),
         Command::Patches => patches::run(),
         Command::Bootloader => bootloader::run(),
+        Command::Board { action } => board::run(&action),
         Command::Bench { which } => bench::run(which),
     };
     match outcome {

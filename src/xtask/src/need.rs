@@ -83,6 +83,16 @@ pub(crate) const SFDISK: Need = Need { name: "sfdisk", probe: &["sfdisk", "--ver
 pub(crate) const DOSFSTOOLS: Need = Need { name: "mkfs.vfat", probe: &["which", "mkfs.vfat"], package: "dosfstools" };
 /// Writes into FAT file systems without mounting them.
 pub(crate) const MTOOLS: Need = Need { name: "mcopy", probe: &["which", "mcopy"], package: "mtools" };
+/// The C compiler of this machine.
+pub(crate) const COMPILER: Need = Need { name: "cc", probe: &["cc", "--version"], package: "gcc" };
+/// Says where libraries are.
+pub(crate) const PKG_CONFIG: Need =
+    Need { name: "pkg-config", probe: &["pkg-config", "--version"], package: "pkg-config" };
+/// Headers of the library that QEMU is written with.
+pub(crate) const GLIB: Need =
+    Need { name: "glib's headers", probe: &["pkg-config", "glib-2.0"], package: "libglib2.0-dev" };
+/// What packs an initramfs.
+pub(crate) const CPIO: Need = Need { name: "cpio", probe: &["cpio", "--version"], package: "cpio" };
 /// The C library for the boards' processor.
 pub(crate) const CROSS_LIBC: Need = Need {
     name: "libc for aarch64",

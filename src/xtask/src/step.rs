@@ -139,7 +139,7 @@ fn verdict(succeeded: bool) -> &'static str {
 /// The same command, killed with all its children after `limit`.
 ///
 /// At a terminal it stays in the terminal's process group, so that an interrupt from the keyboard reaches it.
-fn limited(command: &Command, limit: Duration) -> Command {
+pub(crate) fn limited(command: &Command, limit: Duration) -> Command {
     let mut limited = Command::new("timeout");
     if std::io::stdin().is_terminal() {
         limited.arg("--foreground");

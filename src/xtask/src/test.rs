@@ -14,7 +14,7 @@ use crate::need::{
     self, BROKER, BUS, BUSCTL, MQTT_CLIENTS, Need, OPENSSL, PYTHON, RAUC, SLOTS, SQUASHFS, STRACE, UNSHARE,
 };
 use crate::step::{self, Counts};
-use crate::{bootloader, check, fuzz, patches, teflon};
+use crate::{board, bootloader, check, fuzz, patches, teflon};
 
 /// TIMEOUT: each part of a cold run stays under 15 minutes on two cores; twice that.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -45,6 +45,7 @@ pub(crate) fn run(quick: bool) -> ExitCode {
     part(&mut counts, |counts| across_crates(&missing, counts));
     part(&mut counts, bootloader::test);
     part(&mut counts, patches::test);
+    part(&mut counts, board::run_tests);
     if quick {
         counts.skip("fuzzing", "left out by --quick");
         counts.skip("Mesa's driver on the simulator", "left out by --quick");

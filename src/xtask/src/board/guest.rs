@@ -1,0 +1,228 @@
+//! What the virtual board boots: Debian's kernel, and an initramfs with our programs.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use super::qemu;
+use crate::archive::{self, Pin};
+use crate::cross::{self, Linking};
+use crate::kmod::{self, Driver, RELEASE};
+use crate::need::{self, CPIO, CROSS_COMPILER, CROSS_LIBC, MAKE, Need};
+use crate::{kernel, step};
+
+/// How many rounds each client of a crowd works, if nobody says more.
+pub(crate) const ROUNDS: u32 = 4;
+/// The kernel and its modules.
+const KERNEL: &str = "\
+0bbfeddbecdea8ab294daf09eb5cc1f4405af5c044b4b7aa57f5d1eaa205530f  pool/main/l/linux-signed-arm64/linux-binary-7.3.4+deb13-arm64_7.3.4-1~bpo13+1_arm64.deb
+df2a118b535e735230717512a9fe4d30b0c24a3c6e68470d5d13e9a08ddfd29a  pool/main/l/linux/linux-modules-7.3.4+deb13-arm64_7.3.4-1~bpo13+1_arm64.deb
+";
+/// The modules that the driver stands on, in the order in which they load.
+const MODULES: &[&str] = &[
+    "gpu/drm/drm",
+    "gpu/drm/drm_kms_helper",
+    "gpu/drm/scheduler/gpu-sched",
+    "gpu/drm/drm_shmem_helper",
+    "gpu/drm/drm_exec",
+    "gpu/drm/drm_gpuvm",
+];
+/// A shell and its tools.
+const SHELL: &str = "c833be48abfa16bc19c4966ec93e289ff1ce5d2f1476cad3a57bd105378cd15c  pool/main/b/busybox/busybox-static_1.37.0-6+b9_arm64.deb";
+/// The message bus with its libraries.
+const BUS: &str = "\
+74650cdf706f6a782f9bb486237c210454a39ebf840e3260492e557013931739  pool/main/d/dbus/dbus-daemon_1.16.2-2_arm64.deb
+ca6bb5f2047ad58d274cb7d14216035a07d8e5aae6f6a0122c4f6293c9c39515  pool/main/d/dbus/libdbus-1-3_1.16.2-2_arm64.deb
+6e5ec85de21bd5f489327e6d2c85c2825e82ff6f4581dc936704d022a1f164af  pool/main/a/apparmor/libapparmor1_4.1.0-1_arm64.deb
+3472a1d77e36832ea0bb6509153c721ffc46a96aa0bc25073e7b95571df16196  pool/main/a/audit/libaudit1_4.0.2-2+deb13u1_arm64.deb
+0966fc3da1a26cc57647c68b5736f791b6e7eb498173a7993f63b6c89b4ed4f5  pool/main/g/glibc/libc6_2.41-12+deb13u5_arm64.deb
+eb6da83296e4710a8600c1426692ed9b9eadcab7ebd36dbabc2a562b5c1ab691  pool/main/libc/libcap-ng/libcap-ng0_0.8.5-4+b1_arm64.deb
+d9e1c50fcdad079fe16d77f1578adcc763be1bf7f2da7fa8adca7010b0c84c83  pool/main/e/expat/libexpat1_2.9.0-1~deb13u1_arm64.deb
+fc13da4c7783b8f4361d92ef1045931f298d1b0ac78ed1a85c2232615f49fc6f  pool/main/libs/libselinux/libselinux1_3.8.1-1_arm64.deb
+d2f63c408549c29eaefb6f4c948393edce99f45ee8e43c991391bef63fb7d54b  pool/main/s/systemd/libsystemd0_257.13-1~deb13u1_arm64.deb
+863aa5b9cdf6f80010b48982d4639126b09a89eeef2c0c5c7be226297c811581  pool/main/libc/libcap2/libcap2_2.75-10+deb13u1+b3_arm64.deb
+1a02b7129990690ea095fd35d7ace6853742923d158019e1fb4ef27efd2c51a7  pool/main/p/pcre2/libpcre2-8-0_10.46-1~deb13u3_arm64.deb
+1108bc87879833d6d9a145f22a4a15cddb34e065b4b5f4b97bee586adbac2851  pool/main/g/gcc-14/libgcc-s1_14.2.0-19_arm64.deb
+";
+
+/// What has to be installed on this machine.
+pub(crate) fn needs() -> Vec<Need> {
+    let own = [CPIO, CROSS_COMPILER, CROSS_LIBC, MAKE];
+    [qemu::NEEDS, need::QEMU_LIBRARIES, &own].concat()
+}
+
+/// What the guest's first program does after it has loaded what it needs.
+enum Work<'a> {
+    Shell,
+    Command(&'a str),
+    Tests { rounds: u32 },
+}
+
+/// An initramfs that ends in a shell.
+///
+/// # Errors
+/// What cannot be fetched or built.
+pub(crate) fn interactive() -> Result<PathBuf> {
+    initramfs("up", &Work::Shell)
+}
+
+/// An initramfs that runs a command line.
+///
+/// # Errors
+/// As [`interactive`].
+pub(crate) fn command(line: &str) -> Result<PathBuf> {
+    initramfs("run", &Work::Command(line))
+}
+
+/// An initramfs that runs all tests.
+///
+/// # Errors
+/// As [`interactive`].
+pub(crate) fn tests(rounds: u32) -> Result<PathBuf> {
+    initramfs("test", &Work::Tests { rounds })
+}
+
+/// The kernel.
+///
+/// # Errors
+/// What cannot be fetched.
+pub(crate) fn kernel() -> Result<PathBuf> {
+    Ok(modules_folder()?.join("vmlinuz"))
+}
+
+/// The program that is the board's NPU. An initramfs was made before, and with it this.
+pub(crate) fn peer() -> PathBuf {
+    step::target().join("debug/npu-board")
+}
+
+fn modules_folder() -> Result<PathBuf> {
+    Ok(archive::unpacked("linux-arm64", &Pin::list(KERNEL)?)?.join("usr/lib/modules").join(RELEASE))
+}
+
+/// Builds what runs on this machine.
+fn build_for_host() -> Result<()> {
+    // The whole workspace is selected and an example is among it, as for the tests, so that everything is built once.
+    let mut cargo = step::cargo();
+    cargo.args(["build", "--workspace", "--all-features", "--bin", "npu-board", "--example", "virtual_board"]);
+    if !cargo.status().context("cargo cannot be started")?.success() {
+        bail!("the board's programs cannot be built");
+    }
+    Ok(())
+}
+
+fn initramfs(name: &str, work: &Work<'_>) -> Result<PathBuf> {
+    need::require(&needs())?;
+    let folder = step::target().join("board");
+    let (root, archive) = (folder.join(name), folder.join(format!("{name}.cpio")));
+    let _ = fs::remove_dir_all(&root);
+    fs::create_dir_all(&root)?;
+    system(&root)?;
+    programs(&root)?;
+    let (mode, line) = match work {
+        Work::Shell => ("shell", String::new()),
+        Work::Command(line) => ("command", (*line).to_owned()),
+        Work::Tests { rounds } => ("tests", rounds.to_string()),
+    };
+    fs::write(root.join("board/mode"), format!("{mode}\n"))?;
+    fs::write(root.join("board/command"), format!("{line}\n"))?;
+    pack(&root, &archive)?;
+    Ok(archive)
+}
+
+/// What is not ours: shell, modules, bus.
+fn system(root: &Path) -> Result<()> {
+    let bus = archive::unpacked("bus-arm64", &Pin::list(BUS)?)?;
+    copy_tree(&bus.join("usr/lib/aarch64-linux-gnu"), &root.join("usr/lib/aarch64-linux-gnu"))?;
+    copy(&bus.join("usr/lib/ld-linux-aarch64.so.1"), &root.join("usr/lib/ld-linux-aarch64.so.1"))?;
+    for folder in ["bin", "dev", "proc", "sys", "run", "modules", "board", "tmp"] {
+        fs::create_dir_all(root.join(folder))?;
+    }
+    std::os::unix::fs::symlink("usr/lib", root.join("lib"))?;
+    copy(&bus.join("usr/bin/dbus-daemon"), &root.join("bin/dbus-daemon"))?;
+    let shell = archive::unpacked("busybox-arm64", &Pin::list(SHELL)?)?;
+    copy(&shell.join("usr/bin/busybox"), &root.join("bin/busybox"))?;
+    copy(&step::workspace().join("tests/board/init.sh"), &root.join("init"))?;
+    fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755))?;
+    let mut order = String::new();
+    for module in MODULES {
+        let name = module.rsplit('/').next().unwrap_or(module);
+        let packed = modules_folder()?.join(format!("kernel/drivers/{module}.ko.xz"));
+        let mut unpack = Command::new("xz");
+        let unpack = unpack.args(["--decompress", "--stdout"]).arg(&packed);
+        let output = unpack.output().context("xz cannot be started")?;
+        if !output.status.success() {
+            bail!("{} cannot be unpacked", packed.display());
+        }
+        fs::write(root.join(format!("modules/{name}.ko")), output.stdout)?;
+        order.push_str(&format!("{name}\n"));
+    }
+    Ok(fs::write(root.join("modules/order"), order)?)
+}
+
+/// What is ours: both drivers, the programs, a model and a picture, and what the simulator makes of them.
+fn programs(root: &Path) -> Result<()> {
+    for (driver, name) in [(Driver::Stock, "stock"), (Driver::Patched, "patched")] {
+        strip(&kmod::rocket(driver)?, &root.join(format!("modules/rocket-{name}.ko")))?;
+    }
+    let built = cross::build(
+        Linking::Static,
+        &["--package", "npud", "--package", "tests", "--bin", "npud", "--example", "virtual_board"],
+    )?;
+    strip(&built.join("npud"), &root.join("board/npud"))?;
+    strip(&built.join("examples/virtual_board"), &root.join("board/virtual_board"))?;
+    let mut cc = Command::new("aarch64-linux-gnu-gcc");
+    cc.args(["-static", "-O2", "-Wall", "-Wextra", "-pthread", "-o"]).arg(root.join("board/conformance"));
+    kernel::succeed(cc.arg(step::workspace().join("tests/conformance/rocket.c")))?;
+    copy_tree(&step::workspace().join("tests/models/ssd-oidv4"), &root.join("board/models/ssd-oidv4"))?;
+    copy(&step::workspace().join("services/npud/dist/org.cairn.Npu1.conf"), &root.join("board/org.cairn.Npu1.conf"))?;
+    build_for_host()?;
+    let mut expect = Command::new(step::target().join("debug/examples/virtual_board"));
+    expect.arg("expect").arg(root.join("board"));
+    kernel::succeed(&mut expect)
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::copy(from, to).with_context(|| format!("{} cannot be copied", from.display()))?;
+    Ok(())
+}
+
+fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    kernel::succeed(Command::new("cp").arg("--archive").arg(from.join(".")).arg(to))
+}
+
+fn strip(from: &Path, to: &Path) -> Result<()> {
+    kernel::succeed(Command::new("aarch64-linux-gnu-strip").args(["--strip-debug", "-o"]).arg(to).arg(from))
+}
+
+/// Packs a folder as the kernel reads it, without compressing what would only have to be unpacked.
+fn pack(root: &Path, archive: &Path) -> Result<()> {
+    let mut names = Vec::new();
+    list(root, Path::new(""), &mut names)?;
+    let mut cpio = Command::new("cpio");
+    cpio.args(["--create", "--format=newc", "--quiet", "--owner=0:0", "--directory"]).arg(root);
+    let mut cpio = cpio.stdin(Stdio::piped()).stdout(fs::File::create(archive)?).spawn().context("cpio")?;
+    // PANIC: the line above asked for the pipe. It is closed when the names are written.
+    cpio.stdin.take().expect("standard input is piped").write_all(names.join("\n").as_bytes())?;
+    if !cpio.wait()?.success() {
+        bail!("{} cannot be packed", root.display());
+    }
+    Ok(())
+}
+
+fn list(root: &Path, at: &Path, names: &mut Vec<String>) -> Result<()> {
+    let mut entries = root.join(at).read_dir()?.collect::<std::io::Result<Vec<_>>>()?;
+    entries.sort_by_key(|entry| entry.file_name());
+    for entry in entries {
+        let name = at.join(entry.file_name());
+        names.push(name.display().to_string());
+        if entry.file_type()?.is_dir() {
+            list(root, &name, names)?;
+        }
+    }
+    Ok(())
+}
