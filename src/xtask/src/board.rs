@@ -10,7 +10,7 @@
 
 mod guest;
 mod machine;
-mod qemu;
+pub(crate) mod qemu;
 
 use std::process::ExitCode;
 

@@ -15,11 +15,10 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::archive::{self, Pin};
+use crate::board::qemu;
 use crate::need::{self, DOSFSTOOLS, DTC, FW_SETENV, MKIMAGE, MTOOLS, Need, QEMU_LIBRARIES, SFDISK};
 use crate::step::{self, Counts};
 
-/// QEMU of Debian 12, as for the virtual board.
-const QEMU: &str = "78c4adf16152bb8ae1994784e966365128cae04d8ae37bc161bb0b6617c17d9c  pool/main/q/qemu/qemu-system-arm_7.2+dfsg-7+deb12u18+b3_amd64.deb";
 /// U-Boot for QEMU, of Debian 12.
 const UBOOT: &str = "02a14f0876b76c0d7d7934e9b83a77515c5bdbad1e00af84c445bfeb1e6b8665  pool/main/u/u-boot/u-boot-qemu_2023.01+dfsg-2+deb12u3_all.deb";
 /// The script.
@@ -176,10 +175,7 @@ struct Boot(String);
 
 impl Bench {
     fn prepare() -> Result<Self> {
-        let qemu = match std::env::var_os("CAIRN_QEMU") {
-            Some(qemu) => PathBuf::from(qemu),
-            None => archive::unpacked("qemu", &Pin::list(QEMU)?)?.join("usr/bin/qemu-system-aarch64"),
-        };
+        let qemu = qemu::found()?;
         let firmware = archive::unpacked("u-boot", &Pin::list(UBOOT)?)?.join("usr/lib/u-boot/qemu_arm64/u-boot.bin");
         let folder = step::target().join("bootloader");
         if folder.exists() {

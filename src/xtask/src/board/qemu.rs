@@ -52,13 +52,21 @@ pub(crate) const NEEDS: &[Need] = &[COMPILER, PKG_CONFIG, GLIB, PYTHON, XZ, DTC]
 /// # Errors
 /// What cannot be fetched, a library that is missing, another version.
 pub(crate) fn program() -> Result<PathBuf> {
-    let program = match std::env::var_os(OVERRIDE) {
-        Some(program) => PathBuf::from(program),
-        None => archive::unpacked("qemu", &Pin::list(PACKAGE)?)?.join("usr/bin/qemu-system-aarch64"),
-    };
+    let program = found()?;
     let says = kernel::printed(Command::new(&program).arg("--version"))?;
     check_version(&says).with_context(|| program.display().to_string())?;
     Ok(program)
+}
+
+/// The program that would be used, of whatever version it is.
+///
+/// # Errors
+/// What cannot be fetched.
+pub(crate) fn found() -> Result<PathBuf> {
+    match std::env::var_os(OVERRIDE) {
+        Some(program) => Ok(PathBuf::from(program)),
+        None => Ok(archive::unpacked("qemu", &Pin::list(PACKAGE)?)?.join("usr/bin/qemu-system-aarch64")),
+    }
 }
 
 /// # Errors
