@@ -34,6 +34,10 @@ mod reply;
 mod topics;
 mod update;
 
+use serde::de::DeserializeOwned;
+
+use crate::{Failure, Result};
+
 pub use frame::{Envelope, Form, Frame, FrameBody, decode_request, envelope};
 pub use health::{HealthIncident, HealthSummary};
 pub use home_assistant::{discovery, health_discovery};
@@ -59,3 +63,20 @@ pub const FINAL: &str = "final";
 pub const ONLINE: &str = "online";
 /// Payload of the state topic otherwise.
 pub const OFFLINE: &str = "offline";
+
+/// The largest payload of a desired state, in bytes.
+const LARGEST_DESIRED: usize = 16 << 10;
+
+/// Reads the retained message that says what is desired; `None` where it is empty and takes that back.
+fn desired<T: DeserializeOwned>(payload: &[u8], what: &str) -> Result<Option<T>> {
+    if payload.is_empty() {
+        return Ok(None);
+    }
+    if payload.len() > LARGEST_DESIRED {
+        return Err(Failure::invalid_args(format!(
+            "the payload has {} bytes, the limit is {LARGEST_DESIRED}",
+            payload.len()
+        )));
+    }
+    serde_json::from_slice(payload).map(Some).map_err(|error| Failure::invalid_args(format!("{what}: {error}")))
+}

@@ -8,9 +8,6 @@ use serde::{Deserialize, Serialize};
 use super::Topics;
 use crate::{Failure, Result};
 
-/// The largest payload of a desired model, in bytes.
-const LARGEST: usize = 16 << 10;
-
 /// Payload of [`Topics::model_desired`]: what a model shall be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -42,17 +39,7 @@ impl DesiredModel {
     /// # Errors
     /// `InvalidArgs`, with what is wrong and where.
     pub fn decode(payload: &[u8]) -> Result<Option<Self>> {
-        if payload.is_empty() {
-            return Ok(None);
-        }
-        if payload.len() > LARGEST {
-            return Err(Failure::invalid_args(format!(
-                "the payload has {} bytes, the limit is {LARGEST}",
-                payload.len()
-            )));
-        }
-        let desired: Self = serde_json::from_slice(payload)
-            .map_err(|error| Failure::invalid_args(format!("desired model: {error}")))?;
+        let Some(desired) = super::desired::<Self>(payload, "desired model")? else { return Ok(None) };
         let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
         if desired.sha256.len() != 64 || !desired.sha256.bytes().all(digit) {
             return Err(Failure::invalid_args(format!("sha256 {:?} is no SHA-256", desired.sha256)));
@@ -102,7 +89,7 @@ mod tests {
         check(r#"{"version":"1","url":"u"}"#, "missing field `sha256`");
         check(r#"{"version":"1","url":"u","sha256":"12"}"#, "sha256 \"12\"");
         check(r#"{"version":"1","url":"u","sha256":"12","x":1}"#, "unknown field `x`");
-        check(&" ".repeat(LARGEST + 1), "the limit is");
+        check(&" ".repeat(super::super::LARGEST_DESIRED + 1), "the limit is");
     }
 
     #[test]

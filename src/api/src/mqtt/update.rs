@@ -12,8 +12,6 @@ use crate::{Failure, Result};
 
 /// Payload that installs what is offered now.
 pub const INSTALL: &str = "install";
-/// The largest payload of a desired state, in bytes.
-const LARGEST: usize = 16 << 10;
 /// Digits of a SHA-256.
 const HASH_DIGITS: usize = 64;
 
@@ -113,17 +111,7 @@ impl DesiredUpdate {
     /// # Errors
     /// `InvalidArgs`, with what is wrong and where.
     pub fn decode(payload: &[u8]) -> Result<Option<Self>> {
-        if payload.is_empty() {
-            return Ok(None);
-        }
-        if payload.len() > LARGEST {
-            return Err(Failure::invalid_args(format!(
-                "the payload has {} bytes, the limit is {LARGEST}",
-                payload.len()
-            )));
-        }
-        let desired: Self = serde_json::from_slice(payload)
-            .map_err(|error| Failure::invalid_args(format!("desired update: {error}")))?;
+        let Some(desired) = super::desired::<Self>(payload, "desired update")? else { return Ok(None) };
         if let Some(hash) = &desired.manifest_hash
             && (hash.len() != HASH_DIGITS || !hash.bytes().all(|byte| byte.is_ascii_hexdigit()))
         {
@@ -253,7 +241,7 @@ mod tests {
         check(r#"{"version":"1","url":"u","wave":{"seed":"","percent":101}}"#, "wave.percent 101");
         check(r#"{"version":"1","url":"u","window":{"from":"24:00","to":"01:00"}}"#, "24:00");
         check(r#"{"version":"1","url":"u","window":{"from":"1:00","to":"01:00"}}"#, "1:00");
-        check(&" ".repeat(LARGEST + 1), "the limit is");
+        check(&" ".repeat(super::super::LARGEST_DESIRED + 1), "the limit is");
     }
 
     #[test]
