@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use kit::bus::Bus;
+use kit::mqtt::HomeAssistant;
 use kit::mqtt::Limits;
 use kit::thermal::Marks;
 use serde::Deserialize;
@@ -81,14 +82,6 @@ impl Default for Config {
             spool: Limits::default(),
         }
     }
-}
-
-/// Home Assistant.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct HomeAssistant {
-    /// Whether it is told about this device.
-    pub enabled: bool,
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ use tracing::{info, warn};
 use zbus::Connection;
 
 pub use act::rebind;
-pub use config::{Config, HomeAssistant};
+pub use config::Config;
 use dbus::{Order, Server};
 use incident::Hurt;
 use mqtt::Front;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use kit::bus::Bus;
+use kit::mqtt::HomeAssistant;
 use kit::thermal::Marks;
 use serde::Deserialize;
 
@@ -72,14 +73,6 @@ impl Config {
 pub struct Fleet {
     /// Name of the group; each request goes to one member.
     pub group: String,
-}
-
-/// Home Assistant.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct HomeAssistant {
-    /// Whether it is told about this device.
-    pub enabled: bool,
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use serve::dbus::Server;
 use tokio::sync::{Notify, broadcast};
 use tracing::{info, warn};
 
-pub use config::{Config, Fleet, HomeAssistant};
+pub use config::{Config, Fleet};
 
 /// Serves until the service manager asks to stop.
 ///

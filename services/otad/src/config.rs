@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use kit::bus::Bus;
+use kit::mqtt::HomeAssistant;
 use serde::Deserialize;
 
 /// The configuration.
@@ -52,14 +53,6 @@ impl Default for Config {
             look_ms: 1000,
         }
     }
-}
-
-/// Home Assistant.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct HomeAssistant {
-    /// Whether it is told about this device.
-    pub enabled: bool,
 }
 
 /// When something may be done.

@@ -35,7 +35,7 @@ use tokio::sync::Notify;
 use tracing::info;
 
 use agent::{Agent, Handle};
-pub use config::{Config, Gate, Hawkbit, HomeAssistant, ModelStore, Places, Retry, Rules};
+pub use config::{Config, Gate, Hawkbit, ModelStore, Places, Retry, Rules};
 use models::Models;
 
 /// Name of the file that the daemon remembers in.

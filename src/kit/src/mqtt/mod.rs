@@ -18,7 +18,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 pub use link::{Delivery, Event, open};
-pub use settings::{Settings, Tls, or_provisioned};
+pub use settings::{HomeAssistant, Settings, Tls, or_provisioned};
 pub use spool::{Limits, Sender, Spool};
 
 /// A message to be published.

@@ -56,6 +56,14 @@ pub struct Settings {
     pub longest_wait_ms: u64,
 }
 
+/// Home Assistant.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HomeAssistant {
+    /// Whether it is told about this device.
+    pub enabled: bool,
+}
+
 /// What a person said about the broker in `cairn.toml`, as `cairn-provision` wrote it.
 const PROVISIONED: &str = "/run/cairn/mqtt/mqtt.toml";
 
