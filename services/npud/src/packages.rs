@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use engine::Engine;
+use engine::{Engine, chain};
 use tracing::{error, info, warn};
 
 /// Loads every package in `folders`, and then of each model in `store` the version that served last, or else the one
@@ -73,11 +73,6 @@ fn packages(folder: &Path) -> Vec<PathBuf> {
         entries.flatten().map(|entry| entry.path()).filter(|path| path.join("model.toml").is_file()).collect();
     packages.sort();
     packages
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use engine::{Engine, Input, ModelInfo, Options, Priority, Request, Tensor};
+use engine::{Engine, Input, ModelInfo, Options, Priority, Request, Tensor, chain};
 use model::Graph;
 use npu_device::FaultMonitor;
 use npu_device::kernel::Rocket;
@@ -128,15 +128,4 @@ impl Drop for Part {
             let _ = runtime.block_on(engine.unload(&self.info.name));
         }
     }
-}
-
-/// An error with its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        line = format!("{line}: {error}");
-        cause = error.source();
-    }
-    line
 }

@@ -54,3 +54,9 @@ pub enum Error {
     #[error("internal: {0}")]
     Internal(String),
 }
+
+/// An error with its causes in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
+}

@@ -14,7 +14,7 @@ use model::{Activation, DType, Graph, Node, Op, Tensor, TensorId, Window};
 use npu::{Chip, ElementType, Filter, Network, NetworkBuilder, Quant, TensorRef};
 
 use crate::info::{OperatorReport, Place, Report};
-use crate::{Error, Result};
+use crate::{Error, Result, chain};
 
 /// A graph's networks and the order of its steps.
 #[derive(Debug)]
@@ -345,17 +345,6 @@ fn unsupported(graph: &Graph, nodes: &[usize], error: &npu::Error) -> Error {
         message = format!("{} {:?}: {message}", node.op.name(), graph[node.outputs[0]].name);
     }
     Error::Unsupported(message)
-}
-
-/// An error with its causes in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        line = format!("{line}: {error}");
-        cause = error.source();
-    }
-    line
 }
 
 fn operators(graph: &Graph, origins: &[usize], reasons: &HashMap<usize, String>) -> Vec<OperatorReport> {

@@ -9,8 +9,8 @@ use npu::{Resident, RunError};
 use npu_device::{Deadline, Device};
 
 use crate::loaded::Model;
-use crate::plan::{Step, chain};
-use crate::{Error, Result, Tensor};
+use crate::plan::Step;
+use crate::{Error, Result, Tensor, chain};
 
 /// A model in one context.
 #[derive(Debug)]
