@@ -137,8 +137,18 @@ pub(crate) fn once(folder: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Res
     Ok(folder.to_owned())
 }
 
+/// A name for a folder of the cache that changes with `content`.
+pub(crate) fn key(content: &impl Hash) -> String {
+    let mut hasher = DefaultHasher::new();
+    content.hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}
+
 /// The URI of Debian's archive: the user's choice, else what apt uses here.
-fn root() -> Result<String> {
+///
+/// # Errors
+/// A machine without apt, or without Debian's archive in its lists.
+pub(crate) fn root() -> Result<String> {
     if let Ok(root) = std::env::var(OVERRIDE) {
         return Ok(root.trim_end_matches('/').to_owned());
     }

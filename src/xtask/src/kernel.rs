@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::archive::{self, Pin};
 use crate::need;
+use crate::series::Series;
 use crate::step;
 
 /// Where the lines are.
@@ -84,13 +85,17 @@ impl Line {
         step::workspace().join(FOLDER).join(&self.name)
     }
 
+    /// Its patches.
+    fn patches(&self) -> Series {
+        Series { folder: self.folder() }
+    }
+
     /// A file of its folder.
     ///
     /// # Errors
     /// A file that cannot be read.
     pub(crate) fn text(&self, name: &str) -> Result<String> {
-        let file = self.folder().join(name);
-        fs::read_to_string(&file).with_context(|| format!("{} cannot be read", file.display()))
+        self.patches().text(name)
     }
 
     /// Names of its patches, in the order in which they apply.
@@ -98,9 +103,7 @@ impl Line {
     /// # Errors
     /// As [`Line::text`].
     pub(crate) fn series(&self) -> Result<Vec<String>> {
-        let text = self.text("series")?;
-        let names = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-        Ok(names.map(str::to_owned).collect())
+        self.patches().patches()
     }
 
     /// Changes whenever the base or a patch does.
@@ -147,23 +150,10 @@ impl Line {
             files.sort();
             files.dedup();
             copy(&base, &files, folder)?;
-            self.apply(folder)?;
+            Series::commit_base(folder)?;
+            self.patches().apply(folder, &self.series()?)?;
             Ok(fs::remove_dir_all(folder.join(".git"))?)
         })
-    }
-
-    /// Makes `folder` a repository and applies the series to it.
-    fn apply(&self, folder: &Path) -> Result<()> {
-        git(folder, &["init", "--quiet"])?;
-        git(folder, &["add", "--all", "--force"])?;
-        git(folder, &["commit", "--quiet", "--message", "base"])?;
-        for patch in self.series()? {
-            let file = self.folder().join(&patch);
-            // git am has no fuzz: context must match to the letter, only line numbers may differ.
-            git(folder, &["am", "--quiet", &file.to_string_lossy()])
-                .with_context(|| format!("{}/{patch} does not apply", self.name))?;
-        }
-        Ok(())
     }
 }
 
@@ -209,14 +199,6 @@ fn copy(from: &Path, names: &[String], to: &Path) -> Result<()> {
     let mut command = Command::new("cp");
     command.current_dir(from).args(["--recursive", "--parents", "--target-directory"]).arg(to).args(names);
     succeed(&mut command)
-}
-
-fn git(folder: &Path, arguments: &[&str]) -> Result<()> {
-    let mut command = Command::new("git");
-    command.current_dir(folder).args(["-c", "user.name=Cairn developers", "-c", "user.email=cairn@invalid"]);
-    // Neither the user's settings nor a repository around this one may change what applies.
-    command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_SYSTEM", "/dev/null").env_remove("GIT_DIR");
-    succeed(command.args(arguments))
 }
 
 /// Runs a command that must succeed; what it prints is part of the error.

@@ -13,6 +13,7 @@ mod bootloader;
 mod check;
 mod cross;
 mod fuzz;
+mod gpu;
 mod kbuild;
 mod kernel;
 mod kmod;
@@ -21,6 +22,7 @@ mod overlays;
 mod patches;
 mod regs;
 mod run;
+mod series;
 mod shim;
 mod step;
 mod teflon;
@@ -80,6 +82,12 @@ enum Command {
     Teflon,
     /// Applies, checks and compiles the kernel patches.
     Patches,
+    /// Mesa's driver of the GPU, stock and patched, without a GPU.
+    Gpu {
+        /// What to do with it.
+        #[command(subcommand)]
+        action: gpu::Action,
+    },
     /// The boot script in U-Boot, in QEMU.
     Bootloader,
     /// A virtual board that boots the real kernel driver; its NPU is the simulator.
@@ -108,6 +116,7 @@ fn main() -> ExitCode {
         Command::Shim { command } => shim::run(&command),
         Command::Teflon => teflon::run(),
         Command::Patches => patches::run(),
+        Command::Gpu { action } => gpu::run(&action),
         Command::Bootloader => bootloader::run(),
         Command::Board { action } => board::run(&action),
         Command::Bench { which } => bench::run(which),

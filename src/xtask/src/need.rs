@@ -100,6 +100,16 @@ pub(crate) const CROSS_LIBC: Need = Need {
     package: "libc6-dev-arm64-cross",
 };
 
+/// What installs another release of Debian into a folder.
+pub(crate) const MMDEBSTRAP: Need =
+    Need { name: "mmdebstrap", probe: &["mmdebstrap", "--version"], package: "mmdebstrap" };
+/// What a folder with another release is entered with.
+pub(crate) const MOUNTS: Need = Need {
+    name: "root with mount namespaces",
+    probe: &["sh", "-c", "test $(id -u) = 0 && unshare --mount --propagation private true"],
+    package: "util-linux",
+};
+
 /// A library that a program of another release was linked with, and the package that brings it.
 macro_rules! libraries {
     ($($library:literal $package:literal)*) => {

@@ -15,6 +15,7 @@ use crate::kernel::{self, Line};
 use crate::kmod::{self, Driver};
 use crate::need::{self, BISON, CROSS_COMPILER, CXX, DTC, FLEX, MAKE, Need, PERL, PYTHON, XZ};
 use crate::overlays;
+use crate::series::Series;
 use crate::step::Counts;
 
 /// What `Upstream-Status` may say first, as OpenEmbedded's builds check it.
@@ -63,7 +64,7 @@ pub(crate) fn test(counts: &mut Counts) -> Result<()> {
 /// What can be seen without the base trees.
 fn texts(counts: &mut Counts) -> Result<()> {
     for line in Line::all()? {
-        check(counts, &format!("kernel {}: headers", line.name), || headers(&line));
+        check(counts, &format!("kernel {}: headers", line.name), || headers(&Series { folder: line.folder() }));
     }
     check(counts, "overlays: compile", overlays::syntax);
     Ok(())
@@ -82,7 +83,8 @@ fn builds(line: &Line, counts: &mut Counts) {
     }
 }
 
-fn check(counts: &mut Counts, title: &str, run: impl FnOnce() -> Result<()>) {
+/// Runs one check, says how it went and counts it.
+pub(crate) fn check(counts: &mut Counts, title: &str, run: impl FnOnce() -> Result<()>) {
     let outcome = run();
     match &outcome {
         Ok(()) => println!("{title}: passed"),
@@ -92,10 +94,13 @@ fn check(counts: &mut Counts, title: &str, run: impl FnOnce() -> Result<()>) {
 }
 
 /// Every patch is listed once and says what it must.
-fn headers(line: &Line) -> Result<()> {
-    let series = line.series()?;
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn headers(patches: &Series) -> Result<()> {
+    let series = patches.patches()?;
     let mut there = BTreeSet::new();
-    for entry in line.folder().read_dir()? {
+    for entry in patches.folder.read_dir()? {
         let name = entry?.file_name().to_string_lossy().into_owned();
         if name.ends_with(".patch") {
             there.insert(name);
@@ -106,7 +111,7 @@ fn headers(line: &Line) -> Result<()> {
         bail!("series and folder differ: {:?}", listed.symmetric_difference(&there).collect::<Vec<_>>());
     }
     for name in &series {
-        header(name, &line.text(name)?).with_context(|| format!("{}/{name}", line.name))?;
+        header(name, &patches.text(name)?).with_context(|| patches.folder.join(name).display().to_string())?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything that needs no board.
 //!
 //! ```text
-//! format, lints ─▶ documentation ─▶ tests of every crate ─▶ tests across crates ─▶ kernel patches ─▶ fuzzing
+//! format, lints ─▶ documentation ─▶ tests of every crate ─▶ tests across crates ─▶ patches ─▶ fuzzing
 //!  ─▶ one line of counts
 //! ```
 
@@ -14,7 +14,7 @@ use crate::need::{
     self, BROKER, BUS, BUSCTL, MQTT_CLIENTS, Need, OPENSSL, PYTHON, RAUC, SLOTS, SQUASHFS, STRACE, UNSHARE,
 };
 use crate::step::{self, Counts};
-use crate::{board, bootloader, check, fuzz, patches, teflon};
+use crate::{board, bootloader, check, fuzz, gpu, patches, teflon};
 
 /// TIMEOUT: each part of a cold run stays under 15 minutes on two cores; twice that.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -45,6 +45,7 @@ pub(crate) fn run(quick: bool) -> ExitCode {
     part(&mut counts, |counts| across_crates(&missing, counts));
     part(&mut counts, bootloader::test);
     part(&mut counts, patches::test);
+    part(&mut counts, gpu::test);
     part(&mut counts, board::run_tests);
     if quick {
         counts.skip("fuzzing", "left out by --quick");

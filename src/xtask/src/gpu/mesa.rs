@@ -1,0 +1,225 @@
+//! Mesa's source with none, some or all of our patches, built.
+//!
+//! ```text
+//! mesa-patches/25.0.7/base ─▶ archive ─▶ one tree with one build folder ─▶ a library for each choice of patches
+//! ```
+//!
+//! Ninja builds again what a choice changes: ten minutes of a core for the first library, one or two for each other.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::chroot;
+use crate::archive::{self, Pin};
+use crate::kernel::succeed;
+use crate::need;
+use crate::patches;
+use crate::series::{Series, git};
+use crate::step::{self, Counts};
+
+/// Where the lines are.
+const FOLDER: &str = "mesa-patches";
+/// The line whose source the archive has.
+const MEASURED: &str = "25.0.7";
+/// Vulkan for this GPU and the library that stands for its kernel driver, nothing else.
+const OPTIONS: &str = "-Dbuildtype=plain -Doptimization=1 -Ddebug=false -Db_ndebug=true -Dplatforms= -Degl=disabled \
+     -Dgbm=disabled -Dglx=disabled -Dopengl=false -Dgles1=disabled -Dgles2=disabled -Dgallium-drivers= \
+     -Dvulkan-drivers=panfrost -Dtools=drm-shim -Dllvm=enabled -Dmesa-clc=auto -Dvideo-codecs= -Dvalgrind=disabled \
+     -Dlibunwind=disabled -Dlmsensors=disabled -Dvulkan-layers= -Dandroid-libbacktrace=disabled -Dbuild-tests=false";
+/// What is built.
+const LIBRARIES: [&str; 2] =
+    ["src/panfrost/vulkan/libvulkan_panfrost.so", "src/panfrost/drm-shim/libpanfrost_noop_drm_shim.so"];
+/// What our patches touch, which is enough to see whether they apply.
+const TOUCHED: &str = "src/panfrost/vulkan";
+
+/// A choice of patches.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Variant {
+    /// What tables call it.
+    pub(crate) name: &'static str,
+    /// Numbers of the patches.
+    pub(crate) patches: &'static [&'static str],
+    /// A mistake, for tests that must see it: text of a file of [`TOUCHED`], and what stands there instead.
+    pub(crate) mistake: Option<(&'static str, &'static str, &'static str)>,
+}
+
+/// As released.
+pub(crate) const STOCK: Variant = Variant { name: "stock", patches: &[], mistake: None };
+/// With the whole series.
+pub(crate) const PATCHED: Variant =
+    Variant { name: "patched", patches: &["1001", "1002", "1003", "1004", "1005"], mistake: None };
+
+/// A line's patches.
+fn series(line: &str) -> Series {
+    Series { folder: step::workspace().join(FOLDER).join(line) }
+}
+
+/// The lines: folders of Mesa's versions.
+fn lines() -> Result<Vec<String>> {
+    let mut lines = Vec::new();
+    for entry in step::workspace().join(FOLDER).read_dir().context("the patches cannot be read")? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name.starts_with(|first: char| first.is_ascii_digit()) {
+            lines.push(name);
+        }
+    }
+    lines.sort();
+    Ok(lines)
+}
+
+/// Checks what can be seen without a build: headers, well-formed hunks, and whether a series applies to its base.
+///
+/// # Errors
+/// A folder that cannot be read.
+pub(crate) fn check(counts: &mut Counts) -> Result<()> {
+    for line in lines()? {
+        let series = series(&line);
+        patches::check(counts, &format!("mesa {line}: headers"), || patches::headers(&series));
+        patches::check(counts, &format!("mesa {line}: hunks"), || well_formed(&series));
+        let text = series.text("base")?;
+        match Pin::list(&text)?.as_slice() {
+            [] => counts.skip(&format!("mesa {line}: applies"), "the archive does not have its source"),
+            [base] => match archive::fetch(base) {
+                Ok(file) => patches::check(counts, &format!("mesa {line}: applies"), || applies(&series, &file)),
+                Err(error) => counts.skip(&format!("mesa {line}: applies"), &format!("{error:#}")),
+            },
+            more => bail!("{line}/base names {} files", more.len()),
+        }
+    }
+    Ok(())
+}
+
+fn well_formed(series: &Series) -> Result<()> {
+    for patch in series.patches()? {
+        succeed(Command::new("git").args(["apply", "--numstat"]).arg(series.folder.join(&patch)))?;
+    }
+    Ok(())
+}
+
+/// Applies the series to what it touches.
+fn applies(series: &Series, source: &Path) -> Result<()> {
+    let texts = texts(series, &series.patches()?)?;
+    let folder = need::cache()?.join("mesa").join(format!("applied-{}", archive::key(&(texts, source))));
+    archive::once(&folder, |folder| {
+        unpack(source, folder, Some(TOUCHED))?;
+        Series::commit_base(folder)?;
+        series.apply(folder, &series.patches()?)?;
+        for entry in folder.read_dir()? {
+            fs::remove_dir_all(entry?.path())?;
+        }
+        Ok(())
+    })
+    .map(drop)
+}
+
+fn texts(series: &Series, patches: &[String]) -> Result<Vec<String>> {
+    patches.iter().map(|patch| series.text(patch)).collect()
+}
+
+fn unpack(source: &Path, folder: &Path, part: Option<&str>) -> Result<()> {
+    let mut tar = Command::new("tar");
+    tar.args(["--extract", "--xz", "--strip-components=1", "--wildcards", "--directory"]).arg(folder);
+    tar.arg("--file").arg(source);
+    succeed(tar.args(part.map(|part| format!("mesa-*/{part}"))))
+}
+
+/// Whether this choice has been built here.
+///
+/// # Errors
+/// Patches that cannot be read.
+pub(crate) fn is_built(variant: &Variant) -> Result<bool> {
+    Ok(library_folder(variant)?.exists())
+}
+
+/// Where the libraries and the loader's file of this choice are, as a folder of the Debian; built if they are not there.
+///
+/// # Errors
+/// A build that fails.
+pub(crate) fn build(variant: &Variant) -> Result<String> {
+    let made = archive::once(&library_folder(variant)?, |folder| {
+        let work = work()?;
+        // Others wait here; the lock goes with the file.
+        let lock = fs::File::create(work.join("lock"))?;
+        lock.lock()?;
+        println!("building Mesa {MEASURED}, {}", variant.name);
+        check_out(&work.join("tree"), variant)?;
+        let build = inside(&work.join("build"))?;
+        succeed(&mut chroot::command(&format!("ninja -C {build} {}", LIBRARIES.join(" ")))?)?;
+        for library in LIBRARIES {
+            fs::copy(work.join("build").join(library), folder.join(file_name(library)))?;
+        }
+        Ok(())
+    })?;
+    let folder = inside(&made)?;
+    let driver = format!("{folder}/{}", file_name(LIBRARIES[0]));
+    let icd =
+        format!(r#"{{"file_format_version": "1.0.1", "ICD": {{"library_path": "{driver}", "api_version": "1.4.0"}}}}"#);
+    fs::write(made.join("icd.json"), icd)?;
+    Ok(folder)
+}
+
+fn file_name(library: &str) -> &str {
+    library.rsplit('/').next().unwrap_or(library)
+}
+
+fn library_folder(variant: &Variant) -> Result<PathBuf> {
+    let series = series(MEASURED);
+    let texts = texts(&series, &chosen(&series, variant)?)?;
+    let key = archive::key(&(series.text("base")?, OPTIONS, chroot::key(), texts, variant.mistake));
+    Ok(need::cache()?.join("mesa").join(format!("built-{key}")))
+}
+
+/// The patches whose numbers the choice has.
+fn chosen(series: &Series, variant: &Variant) -> Result<Vec<String>> {
+    let all = series.patches()?;
+    let chosen: Vec<String> = variant
+        .patches
+        .iter()
+        .filter_map(|number| all.iter().find(|name| name.starts_with(&format!("{number}-"))).cloned())
+        .collect();
+    ensure!(chosen.len() == variant.patches.len(), "the series lacks one of {:?}", variant.patches);
+    Ok(chosen)
+}
+
+/// The tree with its build folder, configured.
+fn work() -> Result<PathBuf> {
+    let text = series(MEASURED).text("base")?;
+    let pins = Pin::list(&text)?;
+    let [base] = pins.as_slice() else { bail!("{MEASURED}/base names {} files", pins.len()) };
+    let folder = need::cache()?.join("mesa").join(format!("work-{}", archive::key(&(&text, OPTIONS, chroot::key()))));
+    archive::once(&folder, |folder| {
+        let tree = folder.join("tree");
+        fs::create_dir_all(&tree)?;
+        unpack(&archive::fetch(base)?, &tree, None)?;
+        Series::commit_base(&tree)?;
+        git(&tree, &["tag", "base"])?;
+        let inside = inside(folder)?;
+        succeed(&mut chroot::command(&format!("cd {inside} && meson setup build tree {OPTIONS}"))?)
+    })
+}
+
+fn check_out(tree: &Path, variant: &Variant) -> Result<()> {
+    git(tree, &["checkout", "--quiet", "--force", "--detach", "base"])?;
+    git(tree, &["clean", "--quiet", "--force", "-d"])?;
+    let series = series(MEASURED);
+    series.apply(tree, &chosen(&series, variant)?)?;
+    if let Some((file, right, wrong)) = variant.mistake {
+        let file = tree.join(TOUCHED).join(file);
+        let text = fs::read_to_string(&file)?;
+        ensure!(text.matches(right).count() == 1, "{} does not have `{right}` once", file.display());
+        fs::write(&file, text.replace(right, wrong))?;
+    }
+    Ok(())
+}
+
+/// A folder of the cache as the Debian sees it.
+///
+/// # Errors
+/// A folder elsewhere.
+pub(crate) fn inside(folder: &Path) -> Result<String> {
+    let below = folder.strip_prefix(need::cache()?).context("not in the cache")?;
+    Ok(format!("/cache/{}", below.display()))
+}
