@@ -31,7 +31,7 @@
 
 #include "panthor.h"
 
-/* Offsets of buffers for mmap; no other file is this large. */
+/* Offsets of buffers for mmap start here; no other file is this large. */
 #define BUFFERS (1ull << 50)
 /* All buffers together, used once; only what is touched takes memory. */
 #define STORE (1ull << 42)
@@ -333,7 +333,8 @@ void *mmap64(void *address, size_t bytes, int protection, int flags, int fd, off
 
 	if (!next)
 		next = (void *(*)(void *, size_t, int, int, int, off64_t))dlsym(RTLD_NEXT, "mmap64");
-	if ((uint64_t)offset < BUFFERS)
+	/* Others are files, or the other library's registers. */
+	if ((uint64_t)offset - BUFFERS >= STORE)
 		return next(address, bytes, protection, flags, fd, offset);
 	return next(address, bytes, protection, flags, store, offset - BUFFERS);
 }
