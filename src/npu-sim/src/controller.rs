@@ -43,11 +43,23 @@ pub(crate) struct Effect {
     pub(crate) hangs: Option<Fault>,
 }
 
+/// What writes the result of a task, and interrupts when it is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Unit {
+    /// The DPU.
+    #[default]
+    PostProcessor,
+    /// The PPU.
+    Pooling,
+}
+
 /// A job as the core sees it.
 pub(crate) struct Order<'a> {
     pub(crate) tasks: &'a [Task],
     /// One kick for all tasks.
     pub(crate) batched: bool,
+    /// Whose interrupt the driver waits for.
+    pub(crate) awaits: Unit,
     pub(crate) lever: Option<Lever>,
     pub(crate) cost: &'a CostModel,
     /// Largest work of the job, in multiplications or elements.
@@ -77,6 +89,8 @@ pub(crate) struct Core {
     pub(crate) cbuf: Cbuf,
     /// QUIRK(Q25): half precision hangs until the power domain is cycled.
     pub(crate) poisoned: bool,
+    /// What ended the task that ran last.
+    last: Unit,
 }
 
 /// State of a job while it runs.
@@ -125,9 +139,20 @@ impl Core {
         let mut run = Run { space, order, outcome, work_left: order.work_limit, command_bytes: 0 };
         let result = run.delay().and_then(|()| body(self, &mut run));
         let mut outcome = run.outcome;
+        // The task that is not heard of did complete.
+        let completed = |fault: &Fault| outcome.tasks - u64::from(*fault == Fault::Unheard);
         // CAST: at most as many tasks as the job has.
-        outcome.fault = result.err().map(|fault| (outcome.tasks as usize, fault));
+        outcome.fault = result.err().map(|fault| (completed(&fault) as usize, fault));
         outcome
+    }
+
+    /// The event by which a driver learns of the task that ran last, from the post-processor's of group 0 on: that of its
+    /// group 1, then the pooling unit's two. SOURCE: npu-spec 2.5.
+    pub(crate) fn event(&self) -> u32 {
+        match self.last {
+            Unit::PostProcessor => self.registers.finished_group(Block::Dpu),
+            Unit::Pooling => 2 + self.registers.finished_group(Block::Ppu),
+        }
     }
 
     /// What the kernel's watchdog does. The power domain stays on.
@@ -139,15 +164,23 @@ impl Core {
         let tasks = run.order.tasks;
         if run.order.batched {
             // CAST: the kernel refuses more tasks than TASK_NUMBER holds.
-            return self.kick(run, tasks[0], tasks.len() as u32);
+            self.kick(run, tasks[0], tasks.len() as u32)?;
+            return self.interrupt(run);
         }
         for (i, task) in tasks.iter().enumerate() {
             if i > 0 {
                 run.outcome.time += run.order.cost.kick;
             }
             self.kick(run, *task, 1)?;
+            self.interrupt(run)?;
         }
         Ok(())
+    }
+
+    /// A kick interrupts by its last task. QUIRK(Q30): where the driver does not listen to that unit, nobody learns that the
+    /// result is there, and the watchdog retires the job.
+    fn interrupt(&self, run: &Run<'_>) -> Result<()> {
+        if self.last == run.order.awaits { Ok(()) } else { Err(Fault::Unheard) }
     }
 
     /// `count` tasks, the first of which the kernel names; the others are found by the links.
@@ -225,7 +258,7 @@ impl Core {
             BlockMask::CONVOLUTION => conv::run(self, run.space, true, run.work_left)?,
             mask if mask.bits() == 0x0d => conv::run(self, run.space, false, run.work_left)?,
             BlockMask::FLYING => flying::run(self, run.space, run.work_left)?,
-            BlockMask::POOLING => ppu::run()?,
+            BlockMask::POOLING => ppu::run(self, run.space, run.work_left)?,
             mask => return Err(Fault::Mask { mask: mask.bits() }),
         };
         run.account(&effect)?;
@@ -237,6 +270,7 @@ impl Core {
             at += writes.bytes();
         }
         self.registers.toggle(mask);
+        self.last = if mask == BlockMask::POOLING { Unit::Pooling } else { Unit::PostProcessor };
         effect.hangs.map_or(Ok(()), Err)
     }
 }

@@ -93,6 +93,10 @@ pub enum Fault {
         /// What is left.
         left: u64,
     },
+    /// A task completed by an interrupt that the driver does not wait for: its result is there, and the watchdog retires the
+    /// job all the same.
+    #[error("the driver does not wait for the interrupt of the unit that completed")]
+    Unheard,
     /// A job takes longer than the watchdog allows.
     #[error("the job takes longer than the watchdog's 500 ms")]
     Overtime,

@@ -5,7 +5,7 @@
 //!                          └─▶ controller: command words ─▶ register groups ─▶ datapath
 //!                                 conv   = cna ─▶ mac ─▶ dpu ─▶ memory
 //!                                 flying = rdma ─▶ dpu ─▶ memory
-//!                                 ppu      (not simulated)
+//!                                 ppu    = reader ─▶ windows ─▶ memory
 //! ```
 //!
 //! It fails closed: a word, register, address or mode that means nothing, or that nobody has seen hardware do, makes the

@@ -9,8 +9,6 @@ use crate::fault::{Result, proven};
 
 /// Blocks whose registers streams write, at 4 KiB windows from 0.
 const BLOCKS: usize = 8;
-/// The window of the post-processor.
-const DPU_WINDOW: usize = 4;
 /// 32-bit registers of a window.
 const WINDOW: usize = 1024;
 
@@ -50,26 +48,29 @@ impl RegisterFile {
         proven(self.get::<R>()? == R::default(), R::INFO.name)
     }
 
-    /// The group that the post-processor ran last. The same number names its interrupt.
-    pub(crate) fn finished_group(&self) -> u32 {
+    /// The group that a block ran last. The same number names its interrupt.
+    pub(crate) fn finished_group(&self, block: Block) -> u32 {
         // CAST: 0 or 1.
-        self.pointers[DPU_WINDOW] as u32 ^ 1
+        window(block).map_or(0, |window| self.pointers[window] as u32 ^ 1)
     }
 
     /// Moves the blocks of `mask` to their other group.
     pub(crate) fn toggle(&mut self, mask: BlockMask) {
-        for block in Block::ALL.into_iter().filter(|block| mask.contains(*block)) {
-            let window = match block {
-                Block::Cna => 1,
-                Block::Core => 3,
-                Block::Dpu => DPU_WINDOW,
-                Block::DpuRdma => 5,
-                Block::Ppu => 6,
-                Block::PpuRdma => 7,
-                Block::Pc | Block::Ddma | Block::Sdma | Block::Global => continue,
-            };
-            self.pointers[window] ^= 1;
-        }
+        let blocks = Block::ALL.into_iter().filter(|block| mask.contains(*block));
+        blocks.filter_map(window).for_each(|window| self.pointers[window] ^= 1);
+    }
+}
+
+/// The window of a block that has groups.
+fn window(block: Block) -> Option<usize> {
+    match block {
+        Block::Cna => Some(1),
+        Block::Core => Some(3),
+        Block::Dpu => Some(4),
+        Block::DpuRdma => Some(5),
+        Block::Ppu => Some(6),
+        Block::PpuRdma => Some(7),
+        Block::Pc | Block::Ddma | Block::Sdma | Block::Global => None,
     }
 }
 

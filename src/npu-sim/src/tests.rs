@@ -5,4 +5,5 @@ mod elementwise;
 mod errata;
 mod faults;
 mod kernel;
+pub(crate) mod pooling;
 mod product;

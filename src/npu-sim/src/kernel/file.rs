@@ -11,8 +11,7 @@ use npu_device::{BoInfo, Deadline, Device, DriverInfo, Errno, Error, Job, Mappin
 use super::address::{AddressSpace, PAGE};
 use super::schedule::{FileId, error_of};
 use super::{FaultRecord, Shared, lock};
-use crate::Fault;
-use crate::controller::{Order, Outcome};
+use crate::controller::{Order, Outcome, Unit};
 use crate::levers::Lever;
 use crate::memory::{Journal, Segment, Space};
 
@@ -103,6 +102,10 @@ impl File {
 
     fn submit_job(&self, table: &mut Table, job: &Job<'_>) -> std::result::Result<Receipt, Errno> {
         table.check(job)?;
+        // As with our kernel patch, which leaves out the flag that others give two meanings. Older drivers ignore it.
+        if job.flags.no_dpu_done && self.shared.info.has_ppu_done() {
+            return Err(Errno::INVAL);
+        }
         let batched = job.flags.batched && self.shared.info.has_batched_submit();
         if batched && job.tasks.len() > MAX_BATCH {
             return Err(Errno::INVAL);
@@ -128,12 +131,10 @@ impl File {
 
     fn run(&self, table: &mut Table, job: &Job<'_>, core: usize, batched: bool, lever: Option<Lever>) -> Outcome {
         let options = &self.shared.options;
-        if self.shared.info.has_ppu_done() && (job.flags.no_dpu_done || job.flags.ppu_done) {
-            let fault = Fault::Unimplemented("completion by another interrupt than the DPU's");
-            return Outcome { time: crate::controller::WATCHDOG, fault: Some((0, fault)), ..Outcome::default() };
-        }
+        let pooled = job.flags.ppu_done && self.shared.info.has_ppu_done();
+        let awaits = if pooled { Unit::Pooling } else { Unit::PostProcessor };
         let (cost, work_limit, time_limit) = (&options.cost, options.work_limit, crate::controller::WATCHDOG);
-        let order = Order { tasks: job.tasks, batched, lever, cost, work_limit, time_limit };
+        let order = Order { tasks: job.tasks, batched, awaits, lever, cost, work_limit, time_limit };
         let space = table.space();
         let mut guard = lock(&self.shared.cores[core]);
         let core = &mut *guard;

@@ -6,7 +6,7 @@ use npu_device::{Mapping, Task};
 
 use super::RAM_BASE;
 use crate::cbuf::Cbuf;
-use crate::controller::{Core, Order};
+use crate::controller::{Core, Order, Unit};
 use crate::cost::CostModel;
 use crate::fault::{Direction, Fault};
 use crate::levers::Lever;
@@ -60,8 +60,8 @@ impl Written {
 /// What the registers show of an end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// Every task completed; the post-processor's group that did the last.
-    Complete { group: u32 },
+    /// Every task completed; the event of the last, from the post-processor's of group 0 on.
+    Complete { event: u32 },
     /// An access faulted, and the core waits for ever.
     PageFault { direction: Direction, dma: u32 },
     /// Nothing happens any more.
@@ -98,6 +98,8 @@ impl Engine {
         let order = Order {
             tasks: &[],
             batched: true,
+            // The driver's registers say what it waits for.
+            awaits: Unit::default(),
             lever: kick.lever.clone(),
             cost: &self.cost,
             work_limit: self.work_limit,
@@ -106,7 +108,7 @@ impl Engine {
         let first = Task { dma: kick.base, words: kick.beats * 2 };
         let outcome = self.core.run_kick(&space, &order, first, kick.tasks);
         let end = match outcome.fault {
-            None => End::Complete { group: self.core.registers.finished_group() },
+            None => End::Complete { event: self.core.event() },
             // CAST: the IOMMU has 32 bits; what lies beyond wraps there and is seen as such.
             Some((_, Fault::Iommu { direction, dma, .. })) => End::PageFault { direction, dma: dma as u32 },
             Some((_, fault)) => End::Hang(fault),

@@ -175,7 +175,7 @@ impl Machine {
 
     fn finish(&mut self, done: &Done) {
         match &done.end {
-            End::Complete { group } => self.note(format_args!("E{} complete {} {group}", done.core, done.tasks)),
+            End::Complete { event } => self.note(format_args!("E{} complete {} {event}", done.core, done.tasks)),
             End::PageFault { direction, dma } => {
                 self.note(format_args!("E{} {} {} {dma:x}", done.core, direction.name(), done.tasks));
             }

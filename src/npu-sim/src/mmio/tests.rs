@@ -1,11 +1,12 @@
 //! The machine as a driver sees it: kicks through page tables, and recorded logs of a real driver.
 
-use npu_regs::Precision;
+use npu_regs::{PoolingMethod, Precision};
 
 use super::engine::Written;
 use super::*;
 use crate::Options;
-use crate::testbed::{Bed, Conv, open};
+use crate::testbed::{Bed, Conv, Stream, open};
+use crate::tests::pooling::Pool;
 
 /// Where in the memory the page that the NPU sees at 0 lies; what is before are page tables.
 const MAPPED: usize = 1 << 20;
@@ -42,14 +43,18 @@ impl Board {
 
     /// A board with a convolution in memory, its first word's address, and what the simulator makes of it.
     fn with_convolution() -> (Self, u32, u32, Vec<u8>) {
+        let conv = Conv { requantise: (20_000, 20, 3), ..Conv::pointwise(Precision::Int8, Precision::Int8) };
+        Self::with(|bed| conv.program(bed))
+    }
+
+    fn with(program: impl FnOnce(&Bed) -> Stream) -> (Self, u32, u32, Vec<u8>) {
         let mut bed = Bed::new(Options::default());
         let fill = |bo: &mut npu_device::Bo, factor: usize| {
             open(bo).iter_mut().enumerate().for_each(|(i, byte)| *byte = (i * factor / 8) as u8);
         };
         fill(&mut bed.features, 37);
         fill(&mut bed.weights, 11);
-        let conv = Conv { requantise: (20_000, 20, 3), ..Conv::pointwise(Precision::Int8, Precision::Int8) };
-        let program = conv.program(&bed);
+        let program = program(&bed);
         let board = Self::new();
         let expected = bed.run(&[&program]);
         for bo in [&mut bed.features, &mut bed.weights, &mut bed.operands, &mut bed.commands] {
@@ -121,6 +126,23 @@ fn neighbouring_kicks_alternate_between_the_interrupts_of_both_groups() {
         board.write(0x24, 0x1_ffff);
     }
     assert_eq!(seen, [0x100, 0x200, 0x100]);
+}
+
+#[test]
+fn pooling_interrupts_by_its_own_unit() {
+    let pool = Pool::new(Precision::Int8, PoolingMethod::Max);
+    let (mut board, commands, output, expected) = Board::with(|bed| pool.program(bed));
+    for (raw, mask, line) in [(0x400, 0x300, 0), (0x800, 0xc00, 1)] {
+        board.kick(0, commands, 1);
+        board.write(0x20, mask);
+        board.settle();
+        assert_eq!((board.read(0x2c), board.machine.lines()), (raw, line));
+        board.write(0x24, 0x1_ffff);
+    }
+    let mut found = vec![0; expected.len()];
+    board.ram.read(MAPPED + output as usize, &mut found);
+    assert!(expected.iter().any(|byte| *byte != 0) && found == expected);
+    assert_eq!(board.machine.counters().interrupts, 1);
 }
 
 #[test]
@@ -236,7 +258,7 @@ fn replay(log: &str) -> Counters {
             ("E", [head, kind, tasks, rest @ ..]) => {
                 let core = digit(head) as usize;
                 let end = match (*kind, rest) {
-                    ("complete", [group]) => End::Complete { group: group.parse().unwrap() },
+                    ("complete", [event]) => End::Complete { event: event.parse().unwrap() },
                     ("read", [dma]) => End::PageFault { direction: crate::Direction::Read, dma: hex(dma) as u32 },
                     ("write", [dma]) => End::PageFault { direction: crate::Direction::Write, dma: hex(dma) as u32 },
                     _ => End::Hang(crate::Fault::Injected),

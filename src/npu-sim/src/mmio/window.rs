@@ -32,7 +32,7 @@ const POINTERS: [u32; 2] = [0x1004, 0x3004];
 const PING_PONG: u32 = 0xe;
 /// What a board answers. SOURCE: kernel-lines §1c, "RK3588: 1179210309".
 const VERSION: u32 = 0x4649_5245;
-/// The post-processor's interrupt of group 0; the next bit is group 1's.
+/// The post-processor's interrupt of group 0; the next bit is group 1's, then come the pooling unit's.
 const DPU_0: u32 = 1 << 8;
 /// DMA error of a read; the next bit is a write's.
 const DMA_READ_ERROR: u32 = 1 << 12;
@@ -181,9 +181,9 @@ impl Window {
         // CAST: at most 4095.
         core.completed = done.tasks as u32;
         match done.end {
-            End::Complete { group } => {
+            End::Complete { event } => {
                 let was_up = core.line();
-                core.raw |= DPU_0 << group;
+                core.raw |= DPU_0 << event;
                 core.running = None;
                 self.counters.interrupts += u64::from(core.line() && !was_up);
             }

@@ -53,7 +53,7 @@ fn a_task_must_start_one_known_datapath() {
         expect!["the task ends without an enable word"],
     );
     check(enable(BlockMask::new(0x05).unwrap()), expect!["no datapath has the enable mask 0x5"]);
-    check(enable(BlockMask::POOLING), expect!["not simulated: planar pooling"]);
+    check(enable(BlockMask::POOLING), expect!["unproven on hardware: pooling that the reader does not feed"]);
     check(enable(BlockMask::FLYING), expect!["not simulated: flying operations of more than one plane"]);
 }
 
