@@ -72,6 +72,8 @@ pub(crate) struct Worker {
     /// Of rounds in turn, so that one is read while the other runs.
     pub(crate) results: [Scratch; 2],
     pub(crate) programs: Scratch,
+    /// Register programs of pooling; those of products stay.
+    pub(crate) pooling: Scratch,
     /// Whose register programs lie in memory.
     pub(crate) loaded: Option<Loaded>,
     pub(crate) runs: u64,
@@ -88,6 +90,7 @@ impl Worker {
             weights: Scratch::default(),
             results: Default::default(),
             programs: Scratch::default(),
+            pooling: Scratch::default(),
             loaded: None,
             runs: 0,
             unsettled: false,
@@ -108,7 +111,7 @@ impl Worker {
 
     fn device_bytes(&self) -> u64 {
         let [first, second] = &self.results;
-        let scratch = [&self.features, &self.weights, first, second, &self.programs];
+        let scratch = [&self.features, &self.weights, first, second, &self.programs, &self.pooling];
         let bytes = scratch.iter().filter_map(|scratch| scratch.0.as_ref()).map(|bo| u64::from(bo.bytes()));
         u64::from(SMALL) + bytes.sum::<u64>()
     }

@@ -1,6 +1,6 @@
 //! The NPU library: what a program uses to run products and networks on an NPU behind [`npu_device::Device`].
 //!
-//! [`Context`] runs [matrix products](matmul) in every datatype on all cores; [`Options`] says how.
+//! [`Context`] runs [matrix products](matmul) in every datatype, [pooling](pool) and sums on all cores; [`Options`] says how.
 //! [`NetworkBuilder`] takes a network layer by layer, [`Network`] is its plan, [`Resident`] the plan on a device.
 //! Planning does no I/O. Nothing here knows which device it drives.
 
@@ -17,8 +17,10 @@ pub mod matmul;
 mod network;
 mod ops;
 mod options;
+pub mod pool;
 pub mod quantize;
 pub mod quirks;
+mod reduce;
 mod run;
 mod sentinel;
 pub mod slots;
@@ -30,4 +32,6 @@ pub use error::{Distrust, Error, MissingSentinel, Result, RunError, RunReport, U
 pub use network::{LayerReport, Network, NetworkBuilder, NetworkReport, TensorRef};
 pub use ops::{Activation, Add, Bias, Conv2d, Depthwise, ElementType, Filter, Padding, Quant, Window};
 pub use options::{OperandReuse, Options};
+pub use pool::PoolKind;
+pub use reduce::CumulativeSum;
 pub use run::Resident;

@@ -63,6 +63,11 @@ impl<'a, T> Matrix<'a, T> {
         Ok(Self { values, rows, columns })
     }
 
+    /// The values.
+    pub(crate) fn values(&self) -> &'a [T] {
+        self.values
+    }
+
     /// Rows.
     pub fn rows(&self) -> usize {
         self.rows
