@@ -5,3 +5,4 @@
 pub mod numbers;
 pub mod python;
 pub mod requester;
+pub mod timed;

@@ -90,7 +90,9 @@ fn inside<T: Case>(input: &[T], [height, width, channels]: [usize; 3], window: &
     let before = [window.padding.top, window.padding.left];
     let axis = |axis: usize, extent: usize| {
         let first = at[axis] * window.stride[axis];
-        (first..first + window.kernel[axis]).filter_map(move |cell| cell.checked_sub(before[axis])).filter(move |cell| *cell < extent)
+        (first..first + window.kernel[axis])
+            .filter_map(move |cell| cell.checked_sub(before[axis]))
+            .filter(move |cell| *cell < extent)
     };
     let cells = axis(0, height).flat_map(|row| axis(1, width).map(move |column| (row, column)));
     cells.map(|(row, column)| input[(row * width + column) * channels + at[2]].value()).collect()
@@ -244,7 +246,8 @@ fn refusal<T: PoolElement>(kind: PoolKind, window: &Window, shape: [usize; 3]) -
     let (simulator, mut context) = context(MODES[0]);
     let [rows, columns] = window.output([shape[0], shape[1]]).unwrap_or([1, 1]);
     let input = vec![T::default(); shape.iter().product()];
-    let error = context.pool(kind, window, &input, shape, &mut vec![T::default(); rows * columns * shape[2]]).unwrap_err();
+    let error =
+        context.pool(kind, window, &input, shape, &mut vec![T::default(); rows * columns * shape[2]]).unwrap_err();
     assert_eq!(simulator.counters().jobs, 0, "nothing was submitted");
     error.to_string()
 }
@@ -394,7 +397,10 @@ fn cumulative_sums_run_both_ways_with_and_without_themselves() {
                     let start = column + usize::from(exclusive);
                     let values = if reverse { &row[start..] } else { &row[..end] };
                     let (sum, bound) = (values.iter().sum::<f64>(), bound(&row));
-                    assert!((f64::from(*found) - sum).abs() <= bound, "{kind:?} {columns} at {column}: {found} not {sum}");
+                    assert!(
+                        (f64::from(*found) - sum).abs() <= bound,
+                        "{kind:?} {columns} at {column}: {found} not {sum}"
+                    );
                 }
             }
         }

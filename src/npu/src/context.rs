@@ -1,14 +1,18 @@
 //! Workers on the NPU's cores: as many open files, each with its queue and its memory.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use npu_device::{Bo, Deadline, Device, Driver};
 
+use crate::affinity;
 use crate::chip::Chip;
-use crate::error::{Result, RunError, Unsupported};
+use crate::error::{Result, RunError, RunReport, Unsupported};
+use crate::matmul::Planned;
 use crate::matmul::work::Loaded;
 use crate::options::Options;
 use crate::run::{BURST_SLACK, SMALL, failed, refused, waiting};
+use crate::trace::{Counters, Event};
 
 /// Open files of one NPU and the memory that operations keep on them.
 ///
@@ -20,6 +24,11 @@ pub struct Context {
     pub(crate) chip: Chip,
     pub(crate) options: Options,
     pub(crate) workers: Vec<Worker>,
+    /// Where their threads run, in turn.
+    cpus: Vec<usize>,
+    counters: Counters,
+    /// What was planned last.
+    pub(crate) planned: Option<Planned>,
 }
 
 impl Context {
@@ -42,7 +51,8 @@ impl Context {
             return Err(crate::Error::Empty("workers"));
         }
         let workers = devices.iter().map(Worker::new).collect::<Result<Vec<_>>>()?;
-        Ok(Self { chip: chip.clone(), options, workers })
+        let cpus = options.affinity.cpus();
+        Ok(Self { chip: chip.clone(), options, workers, cpus, counters: Counters::default(), planned: None })
     }
 
     /// How operations run.
@@ -53,6 +63,51 @@ impl Context {
     /// The chip that is planned for.
     pub fn chip(&self) -> &Chip {
         &self.chip
+    }
+
+    /// What calls added up to so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Counts a call that reached the device, and tells of it.
+    pub(crate) fn record(
+        &mut self,
+        operation: &'static str,
+        outcome: Result<RunReport, RunError>,
+    ) -> Result<RunReport, RunError> {
+        self.counters.count(outcome.as_ref(), self.chip.slow_mark);
+        if let Some(trace) = &self.options.trace {
+            trace.tell(&Event { operation, outcome: outcome.as_ref() });
+        }
+        outcome
+    }
+
+    /// Runs `work` for each part on a worker of its own: the first on this thread, the others on threads on their CPUs.
+    pub(crate) fn on_workers<P: Send, R: Send>(
+        &mut self,
+        parts: impl IntoIterator<Item = P>,
+        work: impl Fn(&mut Worker, P, &Options, Duration) -> R + Sync,
+    ) -> Vec<R> {
+        let Self { options, workers, chip, cpus, .. } = self;
+        let (options, mark, work) = (&*options, chip.slow_mark, &work);
+        let cpu = |worker: usize| cpus.get((options.affinity_base + worker) % cpus.len().max(1)).copied();
+        let mut pairs = workers.iter_mut().zip(parts).enumerate();
+        std::thread::scope(|scope| {
+            let here = pairs.next();
+            let spawn = |(number, (worker, part))| {
+                let cpu = cpu(number);
+                scope.spawn(move || {
+                    cpu.into_iter().for_each(affinity::pin);
+                    work(worker, part, options, mark)
+                })
+            };
+            let threads: Vec<_> = pairs.map(spawn).collect();
+            let here = here.map(|(_, (worker, part))| work(worker, part, options, mark));
+            // PANIC: a panic of a worker is one of this call.
+            let there = threads.into_iter().map(|thread| thread.join().expect("a worker panicked"));
+            here.into_iter().chain(there).collect()
+        })
     }
 
     /// Bytes of device memory that the context holds, without resident weights.
@@ -72,8 +127,8 @@ pub(crate) struct Worker {
     /// Of rounds in turn, so that one is read while the other runs.
     pub(crate) results: [Scratch; 2],
     pub(crate) programs: Scratch,
-    /// Register programs of pooling; those of products stay.
-    pub(crate) pooling: Scratch,
+    /// Register programs of one call; those of products stay.
+    pub(crate) short_programs: Scratch,
     /// Whose register programs lie in memory.
     pub(crate) loaded: Option<Loaded>,
     pub(crate) runs: u64,
@@ -90,7 +145,7 @@ impl Worker {
             weights: Scratch::default(),
             results: Default::default(),
             programs: Scratch::default(),
-            pooling: Scratch::default(),
+            short_programs: Scratch::default(),
             loaded: None,
             runs: 0,
             unsettled: false,
@@ -111,7 +166,7 @@ impl Worker {
 
     fn device_bytes(&self) -> u64 {
         let [first, second] = &self.results;
-        let scratch = [&self.features, &self.weights, first, second, &self.programs, &self.pooling];
+        let scratch = [&self.features, &self.weights, first, second, &self.programs, &self.short_programs];
         let bytes = scratch.iter().filter_map(|scratch| scratch.0.as_ref()).map(|bo| u64::from(bo.bytes()));
         u64::from(SMALL) + bytes.sum::<u64>()
     }

@@ -177,3 +177,26 @@ pub struct RunReport {
     /// Where the hardware did not write; the first few.
     pub missing_sentinels: Vec<MissingSentinel>,
 }
+
+impl RunReport {
+    /// Adds what another worker, or another part of the work, measured.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.jobs += other.jobs;
+        self.tasks += other.tasks;
+        self.waits.extend(other.waits);
+        self.slow |= other.slow;
+        self.missing_sentinels.extend(other.missing_sentinels);
+    }
+}
+
+impl From<Error> for RunError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Layer { source, .. } => source.into(),
+            Error::Device { what, source } => Self::Device { what, source },
+            Error::Empty(_) | Error::Register { .. } | Error::TooLarge { .. } => {
+                Unsupported::new(error.to_string()).into()
+            }
+        }
+    }
+}

@@ -18,6 +18,8 @@ use crate::slots::Slots;
 
 /// Bytes of an atom, the unit of every address that the hardware computes.
 pub const ATOM: usize = 16;
+/// Pixels or rows that are copied together: what they touch stays in the nearest cache from plane to plane.
+pub(crate) const BLOCK: usize = 64;
 /// Input slots of one group of a direct convolution's weights.
 const INPUT_GROUP: usize = 32;
 /// Slots of one group of operands.
@@ -80,20 +82,43 @@ impl Cube {
     /// Where a slice has another size than [`Cube::host_bytes`] and [`Cube::bytes`] say.
     pub fn pack(&self, host: &[u8], cube: &mut [u8]) {
         assert_eq!(host.len(), self.host_bytes(), "host tensor");
-        let size = self.element.bytes();
-        let flip = self.flip();
-        let pixel_bytes = self.slots.channels() * size;
-        for plane in 0..self.planes() {
-            let lanes = self.slots.used(plane * self.lanes()..(plane + 1) * self.lanes());
-            let atoms = &mut cube[self.offset(plane, 0)..][..self.pixels() * ATOM];
-            for (atom, pixel) in atoms.chunks_exact_mut(ATOM).zip(host.chunks_exact(pixel_bytes)) {
-                for &(lane, channel) in lanes {
-                    for byte in 0..size {
-                        atom[lane % self.lanes() * size + byte] = pixel[channel * size + byte] ^ flip;
-                    }
-                }
+        let pixel_bytes = self.slots.channels() * self.element.bytes();
+        for (block, host) in host.chunks(BLOCK * pixel_bytes).enumerate() {
+            for plane in 0..self.planes() {
+                let atoms = &mut cube[self.offset(plane, block * BLOCK)..][..host.len() / pixel_bytes * ATOM];
+                self.pack_block(plane, host.chunks_exact(pixel_bytes), atoms.as_chunks_mut().0);
             }
         }
+    }
+
+    fn pack_block<'a>(&self, plane: usize, host: impl Iterator<Item = &'a [u8]>, atoms: &mut [[u8; ATOM]]) {
+        let (size, flip) = (self.element.bytes(), self.flip());
+        let lanes = self.slots.used(plane * self.lanes()..(plane + 1) * self.lanes());
+        let pixels = atoms.iter_mut().zip(host);
+        match self.run(lanes) {
+            // Whole atoms are what a processor moves at once.
+            Some((_, from)) if from.len() == ATOM => pixels.for_each(|(atom, pixel)| {
+                atom.copy_from_slice(&pixel[from.clone()]);
+                atom.iter_mut().for_each(|byte| *byte ^= flip);
+            }),
+            Some((to, from)) => pixels.for_each(|(atom, pixel)| {
+                let bytes = atom[to..].iter_mut().zip(&pixel[from.clone()]);
+                bytes.for_each(|(to, from)| *to = from ^ flip);
+            }),
+            None => pixels.for_each(|(atom, pixel)| {
+                for (at, &(lane, channel)) in lanes.iter().flat_map(|lane| (0..size).map(move |byte| (byte, lane))) {
+                    atom[lane % self.lanes() * size + at] = pixel[channel * size + at] ^ flip;
+                }
+            }),
+        }
+    }
+
+    /// Where in the atom neighbouring channels that are neighbours there begin, and their bytes of the pixel.
+    fn run(&self, lanes: &[(usize, usize)]) -> Option<(usize, std::ops::Range<usize>)> {
+        let &(slot, channel) = lanes.first()?;
+        let size = self.element.bytes();
+        let neighbours = lanes.iter().enumerate().all(|(i, lane)| *lane == (slot + i, channel + i));
+        neighbours.then(|| (slot % self.lanes() * size, channel * size..(channel + lanes.len()) * size))
     }
 
     /// Copies the cube into `host`, `[h, w, c]` in NHWC.
@@ -102,19 +127,32 @@ impl Cube {
     /// Where a slice has another size than [`Cube::host_bytes`] and [`Cube::bytes`] say.
     pub fn unpack(&self, cube: &[u8], host: &mut [u8]) {
         assert_eq!(host.len(), self.host_bytes(), "host tensor");
-        let size = self.element.bytes();
-        let flip = self.flip();
-        let pixel_bytes = self.slots.channels() * size;
-        for plane in 0..self.planes() {
-            let lanes = self.slots.used(plane * self.lanes()..(plane + 1) * self.lanes());
-            let atoms = &cube[self.offset(plane, 0)..][..self.pixels() * ATOM];
-            for (atom, pixel) in atoms.chunks_exact(ATOM).zip(host.chunks_exact_mut(pixel_bytes)) {
-                for &(lane, channel) in lanes {
-                    for byte in 0..size {
-                        pixel[channel * size + byte] = atom[lane % self.lanes() * size + byte] ^ flip;
-                    }
-                }
+        let pixel_bytes = self.slots.channels() * self.element.bytes();
+        for (block, host) in host.chunks_mut(BLOCK * pixel_bytes).enumerate() {
+            for plane in 0..self.planes() {
+                let atoms = &cube[self.offset(plane, block * BLOCK)..][..host.len() / pixel_bytes * ATOM];
+                self.unpack_block(plane, atoms.as_chunks().0, host.chunks_exact_mut(pixel_bytes));
             }
+        }
+    }
+
+    fn unpack_block<'a>(&self, plane: usize, atoms: &[[u8; ATOM]], host: impl Iterator<Item = &'a mut [u8]>) {
+        let (size, flip) = (self.element.bytes(), self.flip());
+        let lanes = self.slots.used(plane * self.lanes()..(plane + 1) * self.lanes());
+        let pixels = atoms.iter().zip(host);
+        match self.run(lanes) {
+            Some((_, to)) if to.len() == ATOM => pixels.for_each(|(atom, pixel)| {
+                pixel[to.clone()].copy_from_slice(&atom.map(|byte| byte ^ flip));
+            }),
+            Some((from, to)) => pixels.for_each(|(atom, pixel)| {
+                let bytes = pixel[to.clone()].iter_mut().zip(&atom[from..]);
+                bytes.for_each(|(to, from)| *to = from ^ flip);
+            }),
+            None => pixels.for_each(|(atom, pixel)| {
+                for (at, &(lane, channel)) in lanes.iter().flat_map(|lane| (0..size).map(move |byte| (byte, lane))) {
+                    pixel[channel * size + at] = atom[lane % self.lanes() * size + at] ^ flip;
+                }
+            }),
         }
     }
 

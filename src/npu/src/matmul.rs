@@ -1,7 +1,7 @@
 //! Matrix products C\[M, N\] = A\[M, K\] · B\[N, K\]ᵀ in every datatype of the NPU, row-major on the host.
 //!
 //! ```text
-//! MatmulPlan (pure) ─▶ Context (files, memory) ─▶ one-shot · batch · resident · streaming · grouped · exact int16
+//! MatmulPlan (pure) ─▶ Context (files, memory) ─▶ one-shot · batch · resident · streaming · grouped · exact int16 · requantised
 //! ```
 //!
 //! A product is a convolution of one pixel, cut into tiles that fit the on-chip buffer. The tile's depth is chosen from the
@@ -17,6 +17,8 @@
 //! | [`Bf16`] | fp32, cut to bf16 → fp32 | 32 | 16 |
 //! | [`Tf32`] | fp32, rounded to 10 bits → fp32 | 16 | 16 |
 //!
+//! [`Context::matmul_requantised`] is int8 → int8, with a scale for each column.
+//!
 //! The hardware computes rows in fours. [`Context::matmul`] and [`Context::matmul_batch`] pad M; the planner and the resident
 //! and streaming forms refuse an M that is no multiple of 4, as padding belongs to the caller's scales too ([`pad_rows`]).
 //!
@@ -28,6 +30,7 @@ mod grouped;
 pub(crate) mod numbers;
 mod pack;
 pub(crate) mod plan;
+mod requantised;
 pub(crate) mod work;
 
 use std::ops::Range;
@@ -41,7 +44,8 @@ use crate::run::{BURST_SLACK, refused};
 pub use grouped::{GroupNumbers, Scaled, ScaledWeights};
 pub use numbers::{Bf16, F16, F16ToF32, I4, I8, I16, Numbers, Product, Tf32};
 pub use plan::{MatmulPlan, Shape};
-use work::{Gather, Part, Plain, Second};
+pub use requantised::{Requantised, RequantisedWeights};
+use work::{Gather, Part, Plain, Results, Second};
 
 /// A matrix on the host, row-major.
 #[derive(Clone, Copy, Debug)]
@@ -104,14 +108,29 @@ impl<T> Weights<T> {
 /// The factors and the plan of a call.
 struct Call<'a, T: Numbers> {
     plan: MatmulPlan,
-    first: Vec<&'a [T::Factor]>,
+    /// One per item, or one for all.
+    first: &'a [&'a [T::Factor]],
     second: Source<'a, T>,
 }
+
+/// What is planned for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    /// One call.
+    Once,
+    /// A second factor that is packed for any number of rows.
+    Resident,
+    /// The same, with scales for groups of the depth.
+    Grouped(usize),
+}
+
+/// A plan, and what was asked for.
+pub(crate) type Planned = ((Ask, Product, Shape), MatmulPlan);
 
 /// Where the second factor is.
 enum Source<'a, T: Numbers> {
     /// One per item.
-    Given(Vec<&'a [T::Factor]>),
+    Given(&'a [&'a [T::Factor]]),
     Resident(&'a Weights<T>),
 }
 
@@ -139,8 +158,9 @@ impl Context {
         c: &mut [T::Sum],
     ) -> Result<RunReport, RunError> {
         let shape = shape_of(pad_rows(a.rows), &a, &b)?;
-        let plan = MatmulPlan::new(&self.chip, T::PRODUCT, shape, &self.options)?;
-        let call = Call { plan, first: vec![a.values], second: Source::Given(vec![b.values]) };
+        let plan = self.plan(Ask::Once, T::PRODUCT, shape)?;
+        let (first, second) = ([a.values], [b.values]);
+        let call = Call { plan, first: &first, second: Source::Given(&second) };
         self.call::<T, _>(call, &Plain, a.rows, &mut [c])
     }
 
@@ -163,12 +183,10 @@ impl Context {
             return Err(Unsupported::new("the products of a batch have different shapes").into());
         }
         let shape = shape_of(pad_rows(first.rows), first, second)?;
-        let plan = MatmulPlan::new(&self.chip, T::PRODUCT, shape, &self.options)?;
-        let call = Call {
-            plan: plan.items_of(a.len()),
-            first: a.iter().map(|a| a.values).collect(),
-            second: Source::Given(b.iter().map(|b| b.values).collect()),
-        };
+        let plan = self.plan(Ask::Once, T::PRODUCT, shape)?.items_of(a.len());
+        let firsts: Vec<_> = a.iter().map(|a| a.values).collect();
+        let seconds: Vec<_> = b.iter().map(|b| b.values).collect();
+        let call = Call { plan, first: &firsts, second: Source::Given(&seconds) };
         self.call::<T, _>(call, &Plain, first.rows, c)
     }
 
@@ -188,8 +206,9 @@ impl Context {
             return Err(Unsupported::new("the second factors have different shapes").into());
         }
         let shape = shape_of(a.rows, &a, second)?;
-        let plan = MatmulPlan::new(&self.chip, T::PRODUCT, shape, &self.options)?.fused(b.len());
-        let call = Call { plan, first: vec![a.values], second: Source::Given(b.iter().map(|b| b.values).collect()) };
+        let plan = self.plan(Ask::Once, T::PRODUCT, shape)?.fused(b.len());
+        let (first, seconds) = ([a.values], b.iter().map(|b| b.values).collect::<Vec<_>>());
+        let call = Call { plan, first: &first, second: Source::Given(&seconds) };
         self.call::<T, _>(call, &Plain, a.rows, c)
     }
 
@@ -216,11 +235,34 @@ impl Context {
             return Err(Unsupported::new("the weights are packed for scaled groups").into());
         }
         let plan = self.resident_plan(&a, b)?;
-        let call = Call { plan, first: vec![a.values], second: Source::Resident(b) };
+        let first = [a.values];
+        let call = Call { plan, first: &first, second: Source::Resident(b) };
         self.call::<T, _>(call, &Plain, a.rows, &mut [c])
     }
 
-    fn resident_plan<T: Numbers>(&self, a: &Matrix<'_, T::Factor>, b: &Weights<T>) -> Result<MatmulPlan, Unsupported> {
+    /// The plan of a product. The one that was asked for last is not made again.
+    fn plan(&mut self, ask: Ask, product: Product, shape: Shape) -> Result<MatmulPlan, Unsupported> {
+        let question = (ask, product, shape);
+        if let Some((asked, plan)) = &self.planned
+            && *asked == question
+        {
+            return Ok(plan.clone());
+        }
+        let (chip, options) = (&self.chip, &self.options);
+        let plan = match ask {
+            Ask::Once => MatmulPlan::new(chip, product, shape, options),
+            Ask::Resident => MatmulPlan::resident(chip, product, shape, options),
+            Ask::Grouped(group) => MatmulPlan::grouped(chip, product, shape, group, options),
+        }?;
+        self.planned = Some((question, plan.clone()));
+        Ok(plan)
+    }
+
+    fn resident_plan<T: Numbers>(
+        &mut self,
+        a: &Matrix<'_, T::Factor>,
+        b: &Weights<T>,
+    ) -> Result<MatmulPlan, Unsupported> {
         let own = b.parts.iter().zip(&self.workers).all(|((_, device, _), worker)| Arc::ptr_eq(device, &worker.device));
         if !own {
             return Err(Unsupported::new("the weights belong to another context"));
@@ -229,19 +271,13 @@ impl Context {
             return Err(Unsupported::new(format!("a depth of {} and weights of depth {}", a.columns, b.depth)));
         }
         let shape = Shape { rows: a.rows, depth: b.depth, columns: b.columns };
-        match b.group {
-            None => MatmulPlan::resident(&self.chip, T::PRODUCT, shape, &self.options),
-            Some(group) => MatmulPlan::grouped(&self.chip, T::PRODUCT, shape, group, &self.options),
-        }
+        self.plan(b.group.map_or(Ask::Resident, Ask::Grouped), T::PRODUCT, shape)
     }
 
     fn pack<T: Numbers>(&mut self, b: Matrix<'_, T::Factor>, group: Option<usize>) -> Result<Weights<T>, RunError> {
         self.check_values::<T>("second factor", b.values)?;
         let shape = Shape { rows: pad_rows(1), depth: b.columns, columns: b.rows };
-        let plan = match group {
-            None => MatmulPlan::resident(&self.chip, T::PRODUCT, shape, &self.options)?,
-            Some(group) => MatmulPlan::grouped(&self.chip, T::PRODUCT, shape, group, &self.options)?,
-        };
+        let plan = self.plan(group.map_or(Ask::Resident, Ask::Grouped), T::PRODUCT, shape)?;
         let mut parts = Vec::new();
         for (columns, worker) in plan.split(self.workers.len()).into_iter().zip(&self.workers) {
             let plan = plan.columns(columns.len());
@@ -282,41 +318,37 @@ impl Context {
                 return Err(RunError::Size { what: "result", index, found, expected });
             }
         }
-        for first in &call.first {
+        for first in call.first {
             self.check_values::<T>("first factor", first)?;
         }
         if let Source::Given(second) = &call.second {
             second.iter().try_for_each(|second| self.check_values::<T>("second factor", second))?;
         }
-        let parts = parts(&call, self.workers.len(), columns, results)?;
-        let outcome = self.run(parts, gather);
+        let outcome = match (&mut *results, &mut self.workers[..]) {
+            // Nothing to share, and so nothing to allocate.
+            ([result], [worker]) => {
+                let results = Results::Whole { values: result, columns };
+                let part = Part { results, ..part(&call, 0, &(0..columns)) };
+                worker.multiply(part, gather, &self.options, self.chip.slow_mark)
+            }
+            (results, workers) => {
+                let parts = parts(&call, workers.len(), columns, results)?;
+                self.run(parts, gather)
+            }
+        };
         if outcome.is_err() {
             // An unverified result is never handed out.
             results.iter_mut().for_each(|result| result.fill(G::Out::default()));
         }
-        outcome
+        self.record("matmul", outcome)
     }
 
     fn run<T: Numbers, G: Gather<T>>(&mut self, parts: Vec<Part<'_, T, G>>, gather: &G) -> Result<RunReport, RunError> {
-        let Self { options, workers, chip } = self;
-        let (options, mark) = (&*options, chip.slow_mark);
-        let work = |worker: &mut Worker, part| worker.multiply(part, gather, options, mark);
-        let mut pairs = workers.iter_mut().zip(parts);
-        let outcomes: Vec<_> = std::thread::scope(|scope| {
-            let here = pairs.next();
-            let threads: Vec<_> = pairs.map(|(worker, part)| scope.spawn(move || work(worker, part))).collect();
-            let here = here.map(|(worker, part)| work(worker, part));
-            // PANIC: a panic of a worker is one of this call.
-            let there = threads.into_iter().map(|thread| thread.join().expect("a worker panicked"));
-            here.into_iter().chain(there).collect()
+        let outcomes = self.on_workers(parts, |worker: &mut Worker, part, options, slow_mark| {
+            worker.multiply(part, gather, options, slow_mark)
         });
         let mut total = RunReport::default();
-        for outcome in outcomes {
-            let report = outcome?;
-            total.jobs += report.jobs;
-            total.tasks += report.tasks;
-            total.waits.extend(report.waits);
-        }
+        outcomes.into_iter().try_for_each(|outcome| outcome.map(|report| total.add(report)))?;
         Ok(total)
     }
 }
@@ -343,8 +375,10 @@ fn parts<'a, T: Numbers, G: Gather<T>>(
         let chunks = call.first.chunks(each).zip(second.chunks(each)).zip(results.chunks_mut(each));
         let parts = chunks.map(|((first, second), results)| {
             let plan = plan.items_of(first.len()).batch(first.len())?;
-            let results = results.iter_mut().map(|result| result.chunks_mut(columns).collect()).collect();
-            Ok(Part { plan, first_column: 0, first: first.to_vec(), second: Second::Given(second.to_vec()), results })
+            let results =
+                Results::Rows(results.iter_mut().map(|result| result.chunks_mut(columns).collect()).collect());
+            let second = Second::Given { factors: second, columns: 0..columns };
+            Ok(Part { plan, first_column: 0, first, second, results })
         });
         return parts.collect();
     }
@@ -352,35 +386,33 @@ fn parts<'a, T: Numbers, G: Gather<T>>(
         Source::Given(_) => plan.split(workers),
         Source::Resident(weights) => weights.parts.iter().map(|(columns, ..)| columns.clone()).collect(),
     };
-    let mut parts: Vec<_> = ranges.iter().enumerate().map(|(index, range)| part(call, index, range)).collect();
+    let mut rows: Vec<Vec<Vec<_>>> = ranges.iter().map(|_| Vec::with_capacity(results.len())).collect();
     for (item, result) in results.iter_mut().enumerate() {
-        parts.iter_mut().for_each(|part| part.results.push(Vec::with_capacity(result.len() / columns)));
+        rows.iter_mut().for_each(|rows| rows.push(Vec::with_capacity(result.len() / columns)));
         for row in result.chunks_mut(columns) {
             let mut rest = row;
-            for (range, part) in ranges.iter().zip(&mut parts) {
+            for (range, rows) in ranges.iter().zip(&mut rows) {
                 let (own, others) = rest.split_at_mut(range.len());
-                part.results[item].push(own);
+                rows[item].push(own);
                 rest = others;
             }
         }
     }
-    Ok(parts)
+    let parts = ranges.iter().zip(rows).enumerate();
+    Ok(parts.map(|(index, (range, rows))| Part { results: Results::Rows(rows), ..part(call, index, range) }).collect())
 }
 
 /// The part of some columns, without its results.
 fn part<'a, T: Numbers, G: Gather<T>>(call: &'a Call<'_, T>, index: usize, columns: &Range<usize>) -> Part<'a, T, G> {
-    let depth = call.plan.shape().depth;
     let second = match &call.second {
-        Source::Given(second) => {
-            Second::Given(second.iter().map(|second| &second[columns.start * depth..columns.end * depth]).collect())
-        }
+        Source::Given(factors) => Second::Given { factors, columns: columns.clone() },
         Source::Resident(weights) => Second::Resident(&weights.parts[index].2),
     };
     Part {
         plan: call.plan.columns(columns.len()),
         first_column: columns.start,
-        first: call.first.clone(),
+        first: call.first,
         second,
-        results: Vec::new(),
+        results: Results::Rows(Vec::new()),
     }
 }

@@ -3,7 +3,9 @@
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::affinity::Affinity;
 use crate::error::Unsupported;
+use crate::trace::Trace;
 
 /// Most rows and columns of a matrix product's tile. SOURCE: npu-spec 9.4.
 pub(crate) const MOST_TILE: usize = 256;
@@ -50,6 +52,13 @@ pub struct Options {
     pub tasks_per_job: usize,
     /// After this time on the device's clock a call gives up. `CAIRN_NPU_DEADLINE_MS`.
     pub deadline: Duration,
+    /// On which CPUs the threads of workers run. `CAIRN_NPU_CPUS`: `off`, `fastest`, or a list such as `4-7`.
+    pub affinity: Affinity,
+    /// Which of these CPUs the first worker has; the others follow. Contexts that run at once should have different ones.
+    /// `CAIRN_NPU_CPU_BASE`.
+    pub affinity_base: usize,
+    /// What is told of every call that reached the device.
+    pub trace: Option<Trace>,
 }
 
 /// Which operand consecutive tasks share without loading it again.
@@ -83,6 +92,9 @@ impl Default for Options {
             tasks_per_job: 64,
             // TIMEOUT: far above any product that fits the address space.
             deadline: Duration::from_secs(30),
+            affinity: Affinity::default(),
+            affinity_base: 0,
+            trace: None,
         }
     }
 }
@@ -124,6 +136,7 @@ impl Options {
             ("CAIRN_NPU_TILE_COLUMNS", &mut self.tile_columns),
             ("CAIRN_NPU_TILE_DEPTH", &mut self.tile_depth),
             ("CAIRN_NPU_TASKS_PER_JOB", &mut self.tasks_per_job),
+            ("CAIRN_NPU_CPU_BASE", &mut self.affinity_base),
         ];
         for (name, option) in counts {
             if let Some((name, text)) = lookup(name) {
@@ -132,6 +145,10 @@ impl Options {
         }
         if let Some((name, text)) = lookup("CAIRN_NPU_DEADLINE_MS") {
             self.deadline = Duration::from_millis(number(name, &text)?);
+        }
+        if let Some((name, text)) = lookup("CAIRN_NPU_CPUS") {
+            let affinity = Affinity::parse(&text);
+            self.affinity = affinity.ok_or_else(|| meaningless(name, &text, "off, fastest or a list of CPUs"))?;
         }
         if let Some((name, text)) = lookup("CAIRN_NPU_REUSE") {
             self.reuse = match text.as_str() {
@@ -169,6 +186,7 @@ mod tests {
         assert_eq!(with("CAIRN_NPU_TILE_DEPTH", "64").unwrap().tile_depth, 64);
         assert_eq!(with("CAIRN_NPU_REUSE", "weights").unwrap().reuse, OperandReuse::Weights);
         assert_eq!(with("CAIRN_NPU_DEADLINE_MS", "7").unwrap().deadline, Duration::from_millis(7));
+        assert_eq!(with("CAIRN_NPU_CPUS", "4-5").unwrap().affinity, Affinity::Cpus(vec![4, 5]));
         assert_eq!(with("CAIRN_NPU_OTHER", "7").unwrap(), Options::default());
     }
 
@@ -178,5 +196,6 @@ mod tests {
         assert_eq!(error.what, "CAIRN_NPU_BATCHED is \"yes\", which is not 0 or 1");
         assert!(with("CAIRN_NPU_WORKERS", "-1").unwrap_err().what.contains("which is not a number"));
         assert!(with("CAIRN_NPU_REUSE", "both").unwrap_err().what.contains("auto"));
+        assert!(with("CAIRN_NPU_CPUS", "5-4").unwrap_err().what.contains("a list of CPUs"));
     }
 }

@@ -109,7 +109,7 @@ impl Context {
         input: &[T],
         output: &mut [T],
     ) -> Result<RunReport, RunError> {
-        self.check_pool(plan, input, output)?;
+        self.check_pool(plan, input, output).inspect_err(|_| output.fill(T::default()))?;
         let outcome = self.run_parts(plan, input, output);
         match outcome {
             Ok(_) if plan.kind() == PoolKind::MeanInside => T::rescale(plan, output),
@@ -117,7 +117,7 @@ impl Context {
             // An unverified result is never handed out.
             Err(_) => output.fill(T::default()),
         }
-        outcome
+        self.record("pool", outcome)
     }
 
     fn check_pool<T: PoolElement>(&self, plan: &PoolPlan, input: &[T], output: &[T]) -> Result<(), RunError> {
@@ -127,7 +127,7 @@ impl Context {
         };
         size("input", input.len(), plan.shape())?;
         size("output", output.len(), plan.output())?;
-        if let Some(index) = input.iter().position(|value| !value.is_known(plan.kind())) {
+        if let Some(index) = input.iter().position(|value| !value.known(plan.kind())) {
             return Err(RunError::Value { what: "input", index });
         }
         match self.workers.iter().find(|worker| !worker.device.info().has_ppu_done()) {
@@ -147,7 +147,7 @@ impl Context {
         input: &[T],
         output: &mut [T],
     ) -> Result<RunReport, RunError> {
-        let Self { options, workers, chip } = self;
+        let Self { options, workers, chip, .. } = self;
         let parts = split(plan.planes(), workers.len());
         let mut started = Vec::with_capacity(parts.len());
         for (worker, planes) in workers.iter_mut().zip(parts) {
@@ -156,17 +156,14 @@ impl Context {
         }
         let mut total = RunReport::default();
         for (worker, part) in started {
-            let report = worker.finish_pool(plan, part, output, chip.slow_mark)?;
-            total.jobs += report.jobs;
-            total.tasks += report.tasks;
-            total.waits.extend(report.waits);
+            total.add(worker.finish_pool(plan, part, output, chip.slow_mark)?);
         }
         Ok(total)
     }
 }
 
 /// Cuts the planes into as many parts as there are workers, or planes.
-fn split(planes: usize, workers: usize) -> impl Iterator<Item = Range<usize>> + ExactSizeIterator {
+fn split(planes: usize, workers: usize) -> impl ExactSizeIterator<Item = Range<usize>> {
     let parts = workers.clamp(1, planes);
     (0..parts).map(move |part| planes * part / parts..planes * (part + 1) / parts)
 }

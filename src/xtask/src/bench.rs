@@ -19,6 +19,10 @@ pub(crate) enum Which {
     Classify,
     /// Seconds that the simulator needs for one inference of the detector.
     Sim,
+    /// What the planner makes of published shapes.
+    Plan,
+    /// What the NPU library costs the host.
+    Host,
 }
 
 /// Runs one measurement, or all.
@@ -26,11 +30,13 @@ pub(crate) enum Which {
 /// # Errors
 /// A program that is missing and cannot be installed.
 pub(crate) fn run(which: Option<Which>) -> Result<ExitCode> {
-    need::require(&[BUS, BROKER])?;
+    let chosen = which.as_ref().map_or(Which::value_variants(), std::slice::from_ref);
+    if chosen.iter().any(|which| matches!(which, Which::Latency | Which::Throughput)) {
+        need::require(&[BUS, BROKER])?;
+    }
     let mut command = step::cargo();
     command.args(["bench", "--package", "tests"]);
-    let all = Which::value_variants();
-    for which in which.as_ref().map_or(all, std::slice::from_ref) {
+    for which in chosen {
         command.args(["--bench", which.name()]);
     }
     let status = command.status().context("cargo cannot be started")?;
@@ -44,6 +50,8 @@ impl Which {
             Self::Throughput => "throughput",
             Self::Classify => "classify",
             Self::Sim => "sim",
+            Self::Plan => "plan",
+            Self::Host => "host",
         }
     }
 }

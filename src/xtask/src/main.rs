@@ -96,7 +96,7 @@ enum Command {
         #[command(subcommand)]
         action: board::Action,
     },
-    /// Measures latency, throughput and the simulator's speed.
+    /// Measures latency, throughput, the simulator's speed and the NPU library's cost; prints plans.
     Bench {
         /// One of them; all where none is named.
         which: Option<bench::Which>,

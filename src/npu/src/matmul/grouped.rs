@@ -6,10 +6,9 @@
 
 use super::numbers::{I4, I8, Numbers, sealed};
 use super::work::{At, Gather};
-use super::{Call, Matrix, Source, Weights, pad_rows, shape_of};
+use super::{Ask, Call, Matrix, Source, Weights, pad_rows, shape_of};
 use crate::context::Context;
 use crate::error::{RunError, RunReport, Unsupported};
-use crate::matmul::plan::MatmulPlan;
 
 /// Datatypes that may have a scale per group: [`I8`], and [`I4`] with groups whose 16-bit sums cannot saturate.
 pub trait GroupNumbers: Numbers + sealed::Numbers<Partial = i32> {}
@@ -92,9 +91,9 @@ impl Context {
     ) -> Result<RunReport, RunError> {
         let shape = shape_of(pad_rows(a.matrix.rows), &a.matrix, &b.matrix)?;
         same_group(a.group, b.group)?;
-        let plan = MatmulPlan::grouped(&self.chip, T::PRODUCT, shape, a.group, &self.options)?;
-        let source = Source::Given(vec![b.matrix.values]);
-        let call = Call { plan, first: vec![a.matrix.values], second: source };
+        let plan = self.plan(Ask::Grouped(a.group), T::PRODUCT, shape)?;
+        let (first, second) = ([a.matrix.values], [b.matrix.values]);
+        let call = Call { plan, first: &first, second: Source::Given(&second) };
         let scales = Scales { first: a.scales, second: b.scales, group: a.group, groups: shape.depth / a.group };
         self.call::<T, _>(call, &scales, a.matrix.rows, &mut [c])
     }
@@ -124,7 +123,8 @@ impl Context {
     ) -> Result<RunReport, RunError> {
         same_group(a.group, b.group)?;
         let plan = self.resident_plan(&a.matrix, &b.weights)?;
-        let call = Call { plan, first: vec![a.matrix.values], second: Source::Resident(&b.weights) };
+        let first = [a.matrix.values];
+        let call = Call { plan, first: &first, second: Source::Resident(&b.weights) };
         let groups = b.weights.depth / a.group;
         let scales = Scales { first: a.scales, second: &b.scales, group: a.group, groups };
         self.call::<T, _>(call, &scales, a.matrix.rows, &mut [c])

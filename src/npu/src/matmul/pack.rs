@@ -7,7 +7,7 @@
 //!
 //! SOURCE: npu-spec 3.1, 3.2, 9.1.
 
-use crate::layout::ATOM;
+use crate::layout::{ATOM, BLOCK};
 use crate::matmul::numbers::Numbers;
 use crate::matmul::plan::{MatmulPlan, Shape};
 
@@ -18,14 +18,46 @@ pub(crate) fn features<T: Numbers>(plan: &MatmulPlan, factor: &[T::Factor], memo
     let (atoms, _) = memory[..T::PRODUCT.bytes(rows * depth)].as_chunks_mut::<ATOM>();
     let planes = depth / lanes;
     let given = factor.len() / depth;
-    for plane in 0..planes {
-        for row in 0..rows {
+    let blocks = (0..rows).step_by(BLOCK).flat_map(|first| (0..planes).map(move |plane| (first, plane)));
+    for (first, plane) in blocks {
+        for row in first..(first + BLOCK).min(rows) {
             let at = if plan.host_order() { row * planes + plane } else { plane * rows + row };
             match row < given {
                 true => T::encode(&factor[row * depth + plane * lanes..][..lanes], &mut atoms[at]),
                 false => atoms[at] = [0; ATOM],
             }
         }
+    }
+}
+
+impl MatmulPlan {
+    /// Packs the first factor of one item into the memory that the NPU reads. `factor`: `[rows, depth]`, some rows may be
+    /// missing, which become zeros. [`MatmulPlan::first_bytes`] are written.
+    ///
+    /// # Panics
+    /// Where the plan is of another datatype, or a slice too short.
+    pub fn pack_first<T: Numbers>(&self, factor: &[T::Factor], memory: &mut [u8]) {
+        assert_eq!(self.product(), T::PRODUCT, "the plan's datatype");
+        features::<T>(self, factor, memory);
+    }
+
+    /// Packs the second factor of one item. `factor`: `[columns, depth]`. [`MatmulPlan::second_bytes`] are written.
+    ///
+    /// # Panics
+    /// As [`MatmulPlan::pack_first`].
+    pub fn pack_second<T: Numbers>(&self, factor: &[T::Factor], memory: &mut [u8]) {
+        assert_eq!(self.product(), T::PRODUCT, "the plan's datatype");
+        weights::<T>(self, factor, memory);
+    }
+
+    /// Bytes of the packed first factor of one item.
+    pub fn first_bytes(&self) -> usize {
+        self.product().bytes(self.shape().rows * self.shape().depth)
+    }
+
+    /// Bytes of the packed second factor of one item.
+    pub fn second_bytes(&self) -> usize {
+        self.product().bytes(self.shape().columns * self.shape().depth)
     }
 }
 

@@ -6,6 +6,7 @@
 //!
 //! Rounds alternate between two result buffers, whose fences say which round has ended.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use npu_device::{Bo, Deadline, Job, JobFlags, Task};
@@ -66,8 +67,8 @@ impl<T: Numbers> Gather<T> for Plain {
 
 /// The second factor.
 pub(crate) enum Second<'a, F> {
-    /// One per item, `[columns, depth]`, to be packed.
-    Given(Vec<&'a [F]>),
+    /// One per item, `[columns, depth]` of the whole product, of which some columns are to be packed.
+    Given { factors: &'a [&'a [F]], columns: Range<usize> },
     /// Packed already.
     Resident(&'a Bo),
 }
@@ -78,22 +79,46 @@ pub(crate) struct Part<'a, T: Numbers, G: Gather<T>> {
     /// The first column of the part in the whole product.
     pub(crate) first_column: usize,
     /// One per item, or one for all: `[rows, depth]`.
-    pub(crate) first: Vec<&'a [T::Factor]>,
+    pub(crate) first: &'a [&'a [T::Factor]],
     pub(crate) second: Second<'a, T::Factor>,
+    pub(crate) results: Results<'a, G::Out>,
+}
+
+/// Where results go.
+pub(crate) enum Results<'a, R> {
+    /// All of one item: rows of so many columns.
+    Whole { values: &'a mut [R], columns: usize },
     /// Of each item, each row's columns.
-    pub(crate) results: Vec<Vec<&'a mut [G::Out]>>,
+    Rows(Vec<Vec<&'a mut [R]>>),
+}
+
+impl<R> Results<'_, R> {
+    /// A row of an item; none beyond the caller's rows, which are padding.
+    fn row(&mut self, item: usize, row: usize) -> Option<&mut [R]> {
+        match self {
+            Self::Whole { values, columns } => values.get_mut(row * *columns..(row + 1) * *columns),
+            Self::Rows(items) => items[item].get_mut(row).map(|row| &mut **row),
+        }
+    }
 }
 
 /// Register programs that lie in a worker's memory.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     plan: MatmulPlan,
+    rounds: Vec<Round>,
+    /// What they were written for, once they are.
+    place: Option<LoadedPlace>,
+    /// Tasks of each round's jobs.
+    jobs: Vec<Vec<Vec<Task>>>,
+}
+
+/// Where register programs find their operands, and where they lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct LoadedPlace {
     bases: [Bases; 2],
     programs: u32,
     batched: bool,
-    rounds: Vec<Round>,
-    /// Tasks of each round's jobs.
-    jobs: Vec<Vec<Vec<Task>>>,
 }
 
 /// One call on one worker.
@@ -120,19 +145,20 @@ impl Worker {
         let mark = nan_mark(self.runs);
         let deadline = Deadline::after(&*self.device, options.deadline);
         self.settle(deadline)?;
-        let weights = self.allocate(&plan, &second)?;
-        self.load(&plan, weights.1, options.batched)?;
+        let loaded = self.loaded.take().filter(|loaded| loaded.plan == plan);
+        let mut loaded = loaded.unwrap_or_else(|| Loaded::new(&plan));
+        let weights = self.allocate(&loaded, &second)?;
+        self.load(&mut loaded, weights.1, options.batched)?;
         self.unsettled = true;
-        // PANIC: loaded just now.
-        let loaded = self.loaded.take().expect("programs are loaded");
         let inputs = [weights.0, self.features.get().handle(), self.programs.get().handle()];
-        let report = RunReport { tasks: plan.tasks(), ..RunReport::default() };
+        let waits = Vec::with_capacity(loaded.rounds.len());
+        let report = RunReport { tasks: plan.tasks(), waits, ..RunReport::default() };
         let mut run = Run { worker: self, inputs, deadline, mark, report, missing: 0 };
-        let outcome = run.prepare::<T>(&plan, &loaded, &first, &second).and_then(|()| {
+        let outcome = run.prepare::<T>(&plan, &loaded, first, &second).and_then(|()| {
             run.rounds(&loaded, |run, round, memory| {
                 let mut check = Check { run, plan: &plan, round, memory };
                 round.tiles.iter().enumerate().for_each(|(position, tile)| {
-                    check.tile::<T, G>(position, tile, first_column, gather, &mut results[tile.item]);
+                    check.tile::<T, G>(position, tile, first_column, gather, &mut results);
                 });
             })
         });
@@ -148,8 +174,8 @@ impl Worker {
     }
 
     /// Makes all buffers; returns handle and address of the second factor.
-    fn allocate<F>(&mut self, plan: &MatmulPlan, second: &Second<'_, F>) -> Result<(u32, u32), RunError> {
-        let rounds = plan.rounds();
+    fn allocate<F>(&mut self, loaded: &Loaded, second: &Second<'_, F>) -> Result<(u32, u32), RunError> {
+        let Loaded { plan, rounds, .. } = loaded;
         let bytes = rounds.iter().map(|round| plan.round_bytes(round)).max().unwrap_or(0);
         for results in &mut self.results[..rounds.len().min(2)] {
             results.at_least(&self.device, "results", bytes)?;
@@ -158,7 +184,7 @@ impl Worker {
         self.programs.at_least(&self.device, "register programs", plan.tasks() * PROGRAM_STRIDE)?;
         match second {
             Second::Resident(bo) => Ok((bo.handle(), bo.dma())),
-            Second::Given(_) => {
+            Second::Given { .. } => {
                 let bo = self.weights.at_least(&self.device, "second factors", plan.weight_bytes())?;
                 Ok((bo.handle(), bo.dma()))
             }
@@ -166,37 +192,37 @@ impl Worker {
     }
 
     /// Writes the register programs, where other ones lie in memory.
-    fn load(&mut self, plan: &MatmulPlan, weights: u32, wanted: bool) -> Result<(), RunError> {
+    fn load(&mut self, loaded: &mut Loaded, weights: u32, wanted: bool) -> Result<(), RunError> {
         let batched = wanted && self.device.info().has_batched_submit();
         let features = self.features.get().dma();
         let [first, second] = &mut self.results;
-        let results = [Some(first), (plan.rounds().len() > 1).then_some(second)];
+        let results = [Some(first), (loaded.rounds.len() > 1).then_some(second)];
         let bases = results.map(|results| Bases {
             constants: weights,
             activations: features,
             results: results.map_or(0, |results| results.get().dma()),
         });
-        let programs = self.programs.get().dma();
-        if let Some(loaded) = &self.loaded
-            && (&loaded.plan, loaded.bases, loaded.programs, loaded.batched) == (plan, bases, programs, batched)
-        {
+        let place = LoadedPlace { bases, programs: self.programs.get().dma(), batched };
+        if loaded.place == Some(place) {
             return Ok(());
         }
-        self.loaded = None;
-        let mut loaded =
-            Loaded { plan: plan.clone(), bases, programs, batched, rounds: plan.rounds(), jobs: Vec::new() };
-        let bytes = loaded.emit().map_err(RunError::Unsupported)?;
+        let bytes = loaded.emit(&place).map_err(RunError::Unsupported)?;
         fill(self.programs.get(), "write the register programs", |memory| {
             memory[..bytes.len()].copy_from_slice(&bytes)
         })?;
-        self.loaded = Some(loaded);
+        loaded.place = Some(place);
         Ok(())
     }
 }
 
 impl Loaded {
+    fn new(plan: &MatmulPlan) -> Self {
+        Self { plan: plan.clone(), rounds: plan.rounds(), place: None, jobs: Vec::new() }
+    }
+
     /// The programs of all rounds, and [`Loaded::jobs`].
-    fn emit(&mut self) -> Result<Vec<u8>, Unsupported> {
+    fn emit(&mut self, place: &LoadedPlace) -> Result<Vec<u8>, Unsupported> {
+        self.jobs.clear();
         let mut bytes = vec![0; self.plan.tasks() * PROGRAM_STRIDE];
         let mut next = 0;
         for (number, round) in self.rounds.iter().enumerate() {
@@ -206,15 +232,15 @@ impl Loaded {
                 for index in job.clone() {
                     let task = self.plan.task(round, index)?;
                     let register = |error| Unsupported::new(format!("task {index} of round {number}: {error}"));
-                    let mut program = task.program(&self.bases[number % 2]).map_err(register)?;
+                    let mut program = task.program(&place.bases[number % 2]).map_err(register)?;
                     // A driver that starts every task itself must not be given links.
-                    if self.batched && index + 1 < job.end {
-                        let dma = program_dma(self.programs, next + 1);
+                    if place.batched && index + 1 < job.end {
+                        let dma = program_dma(place.programs, next + 1);
                         program.link(Link { dma, words: WORDS as usize }).map_err(register)?;
                     }
                     let slot = &mut bytes[next * PROGRAM_STRIDE..];
                     slot.iter_mut().zip(program.bytes()).for_each(|(slot, byte)| *slot = byte);
-                    tasks.push(Task { dma: program_dma(self.programs, next), words: WORDS });
+                    tasks.push(Task { dma: program_dma(place.programs, next), words: WORDS });
                     next += 1;
                 }
                 jobs.push(tasks);
@@ -245,11 +271,12 @@ impl Run<'_> {
                 pack::features::<T>(plan, factor, memory);
             }
         })?;
-        let Second::Given(factors) = second else { return Ok(()) };
+        let Second::Given { factors, columns } = second else { return Ok(()) };
         let bytes = plan.weight_bytes() / factors.len();
+        let depth = plan.shape().depth;
         fill(self.worker.weights.get(), "pack the second factor", |memory| {
             for (factor, memory) in factors.iter().zip(memory.chunks_exact_mut(bytes)) {
-                pack::weights::<T>(plan, factor, memory);
+                pack::weights::<T>(plan, &factor[columns.start * depth..columns.end * depth], memory);
             }
         })
     }
@@ -291,7 +318,8 @@ impl Run<'_> {
     }
 
     fn submit(&mut self, loaded: &Loaded, number: usize) -> Result<(), RunError> {
-        let flags = JobFlags { batched: loaded.batched, ..JobFlags::default() };
+        let batched = loaded.place.is_some_and(|place| place.batched);
+        let flags = JobFlags { batched, ..JobFlags::default() };
         let outputs = [self.worker.results[number % 2].get().handle()];
         for tasks in &loaded.jobs[number] {
             // QUIRK(Q29): every handle once, and no handle in both lists.
@@ -324,15 +352,14 @@ impl Check<'_, '_> {
         tile: &Tile,
         first_column: usize,
         gather: &G,
-        rows: &mut [&mut [G::Out]],
+        results: &mut Results<'_, G::Out>,
     ) {
         let mut totals = [G::Total::default(); MOST_TILE];
         let mut partials = [Default::default(); MOST_TILE];
         let (totals, partials) = (&mut totals[..tile.columns], &mut partials[..tile.columns]);
         let mut spoiled = false;
         for row in 0..tile.rows {
-            // Rows beyond the caller's are padding.
-            let Some(result) = rows.get_mut(tile.first_row + row) else { break };
+            let Some(result) = results.row(tile.item, tile.first_row + row) else { break };
             totals.fill(G::Total::default());
             for step in self.plan.read_steps() {
                 self.row::<T>(position, tile, step, row, partials);

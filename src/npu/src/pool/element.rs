@@ -20,7 +20,7 @@ pub(crate) mod sealed {
     /// What only this crate needs to know of an element.
     pub trait PoolElement: Sized {
         /// Whether it is known what the hardware makes of the value.
-        fn is_known(self, _kind: PoolKind) -> bool {
+        fn known(self, _kind: PoolKind) -> bool {
             true
         }
         /// Puts neighbouring channels of a pixel into an atom.
@@ -45,7 +45,7 @@ impl PoolElement for u8 {
 }
 
 impl sealed::PoolElement for f16 {
-    fn is_known(self, kind: PoolKind) -> bool {
+    fn known(self, kind: PoolKind) -> bool {
         if kind.is_mean() { self.is_finite() } else { !self.is_nan() }
     }
 

@@ -8,8 +8,6 @@ use super::plan::Pass;
 use crate::layout::ATOM;
 use crate::ops::ElementType;
 
-/// Words of a program.
-pub(crate) const WORDS: u32 = 30;
 /// Burst of every known program.
 const BURST: u32 = 3;
 

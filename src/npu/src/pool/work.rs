@@ -1,33 +1,25 @@
 //! Runs a planned pooling on one worker: pack, submit, verify, unpack.
 //!
-//! The memory of the results holds what every pass writes, one pass after the other, and marks that it must overwrite.
+//! The memory of the results holds what every pass writes, one pass after the other.
 
 use std::ops::Range;
 use std::time::Duration;
 
-use npu_device::{Deadline, Job, JobFlags, Task};
-use npu_regs::Link;
+use npu_regs::Program;
 
 use super::element::PoolElement;
 use super::plan::PoolPlan;
-use super::task::{PoolTask, WORDS};
+use super::task::PoolTask;
 use crate::context::{Worker, fill};
-use crate::error::{MissingSentinel, RunError, RunReport, Unsupported};
+use crate::error::{RunError, RunReport, Unsupported};
+use crate::job::{Started, Written};
 use crate::layout::ATOM;
 use crate::options::Options;
-use crate::run::{NAMED, distrust, refused, waiting};
-use crate::sentinel::nan_mark;
-
-/// Bytes from one register program to the next: 30 words, and two that do nothing.
-const STRIDE: usize = 256;
 
 /// A worker's part that runs.
-pub(super) struct Started {
+pub(super) struct Part {
     planes: Range<usize>,
-    deadline: Deadline,
-    since: Duration,
-    mark: [u8; ATOM],
-    tasks: usize,
+    started: Started,
 }
 
 impl Worker {
@@ -38,99 +30,53 @@ impl Worker {
         planes: Range<usize>,
         input: &[T],
         options: &Options,
-    ) -> Result<Started, RunError> {
-        self.runs += 1;
-        let mark = nan_mark(self.runs);
-        let deadline = Deadline::after(&*self.device, options.deadline);
-        self.settle(deadline)?;
+    ) -> Result<Part, RunError> {
         let pixels = plan.shape()[0] * plan.shape()[1];
-        let tasks = plan.passes() * planes.len().div_ceil(plan.most_planes());
-        let written = offset(plan, plan.passes(), planes.len());
+        let mut started = self.begin(offset(plan, plan.passes(), planes.len()), options)?;
         self.features.at_least(&self.device, "picture", planes.len() * pixels * ATOM)?;
-        self.results[0].at_least(&self.device, "results", written)?;
-        self.pooling.at_least(&self.device, "register programs", tasks * STRIDE)?;
-        let mut memory = self.results[0].get().access(deadline).map_err(waiting(0))?;
-        memory[..written].as_chunks_mut().0.fill(mark);
-        memory.finish().map_err(refused("hand the results to the device"))?;
         fill(self.features.get(), "pack the picture", |memory| pack(plan, planes.clone(), input, memory))?;
-        let batched = options.batched && self.device.info().has_batched_submit();
-        let list = self.write_pool_programs(plan, planes.len(), batched)?;
-        self.unsettled = true;
-        let since = self.device.now();
-        let inputs = [self.features.get().handle(), self.pooling.get().handle()];
-        let outputs = [self.results[0].get().handle()];
-        let flags = JobFlags { batched, ppu_done: true, ..JobFlags::default() };
-        // QUIRK(Q29): every handle once, and no handle in both lists.
-        let job = Job { tasks: &list, inputs: &inputs, outputs: &outputs, flags };
-        self.device.submit(&[job]).map_err(refused("submit a job"))?;
-        Ok(Started { planes, deadline, since, mark, tasks })
+        let mut programs = self.pool_programs(plan, planes.len())?;
+        self.submit(&mut started, &mut programs, true, options)?;
+        Ok(Part { planes, started })
     }
 
-    /// Writes the register programs and returns the tasks: all passes over as many planes as a task takes, then the next.
-    fn write_pool_programs(&mut self, plan: &PoolPlan, planes: usize, batched: bool) -> Result<Vec<Task>, RunError> {
+    /// All passes over as many planes as a task takes, then over the next.
+    fn pool_programs(&mut self, plan: &PoolPlan, planes: usize) -> Result<Vec<Program>, RunError> {
         let (features, results) = (self.features.get().dma(), self.results[0].get().dma());
-        let base = self.pooling.get().dma();
         // CAST: the buffers were made, so what lies in them has 32 bits.
         let at = |base: u32, bytes: usize| base.wrapping_add(bytes as u32);
-        let (mut bytes, mut tasks) = (Vec::new(), Vec::new());
-        let count = plan.passes() * planes.div_ceil(plan.most_planes());
+        let mut programs = Vec::new();
         for first in (0..planes).step_by(plan.most_planes()) {
             let mut source = at(features, first * plan.shape()[0] * plan.shape()[1] * ATOM);
             for (index, pass) in plan.list().iter().enumerate() {
-                let (element, kind, planes_of_task) =
-                    (plan.element(), plan.kind(), (planes - first).min(plan.most_planes()));
                 let destination = at(results, offset(plan, index, planes) + first * pass.output_atoms() * ATOM);
-                let task = PoolTask { element, kind, pass, planes: planes_of_task, source, destination };
-                let register = |error| Unsupported::new(format!("pooling task {}: {error}", tasks.len()));
-                let mut program = task.program().map_err(register)?;
-                let dma = at(base, tasks.len() * STRIDE);
-                // A driver that starts every task itself must not be given links.
-                if batched && tasks.len() + 1 < count {
-                    let next = Link { dma: at(dma, STRIDE), words: WORDS as usize };
-                    program.link(next).map_err(register)?;
-                }
-                bytes.extend(program.bytes());
-                tasks.push(Task { dma, words: WORDS });
-                bytes.resize(tasks.len() * STRIDE, 0);
+                let (element, kind, planes) = (plan.element(), plan.kind(), (planes - first).min(plan.most_planes()));
+                let task = PoolTask { element, kind, pass, planes, source, destination };
+                let register = |error| Unsupported::new(format!("pooling task {}: {error}", programs.len()));
+                let program = task.program().map_err(register)?;
+                programs.push(program);
                 source = destination;
             }
         }
-        fill(self.pooling.get(), "write the register programs", |memory| {
-            memory[..bytes.len()].copy_from_slice(&bytes);
-        })?;
-        Ok(tasks)
+        Ok(programs)
     }
 
     /// Waits for a part, verifies what every pass wrote, and unpacks the last one.
     pub(super) fn finish_pool<T: PoolElement>(
         &mut self,
         plan: &PoolPlan,
-        part: Started,
+        part: Part,
         output: &mut [T],
         slow_mark: Duration,
     ) -> Result<RunReport, RunError> {
-        let memory = self.results[0].get().access(part.deadline).map_err(waiting(1))?;
-        let wait = self.device.now().saturating_sub(part.since);
-        self.unsettled = false;
-        let slow = wait >= slow_mark;
-        let mut report = RunReport { jobs: 1, tasks: part.tasks, waits: vec![wait], slow, ..RunReport::default() };
-        let mut count = 0;
-        for (index, pass) in plan.list().iter().enumerate() {
-            let bytes = part.planes.len() * pass.output_atoms() * ATOM;
-            let (atoms, _) = memory[offset(plan, index, part.planes.len())..][..bytes].as_chunks::<ATOM>();
-            for (atom, _) in atoms.iter().enumerate().filter(|(_, atom)| **atom == part.mark) {
-                count += 1;
-                let (plane, pixel) = (part.planes.start + atom / pass.output_atoms(), atom % pass.output_atoms());
-                let first = MissingSentinel { layer: 0, task: index, plane, pixel };
-                report.missing_sentinels.extend((count <= NAMED).then_some(first));
-            }
-        }
-        if let Some(reason) = distrust(&report, slow_mark, count) {
-            return Err(RunError::Untrusted { reason, report: Box::new(report) });
-        }
-        let last = offset(plan, plan.passes() - 1, part.planes.len());
-        unpack(plan, part.planes, &memory[last..], output);
-        Ok(report)
+        let Part { planes, started } = part;
+        let written = plan.list().iter().enumerate().map(|(task, pass)| {
+            let first = offset(plan, task, planes.len());
+            let (pixels, plane) = (pass.output_atoms(), planes.start);
+            Written { task, plane, pixels, bytes: first..first + planes.len() * pixels * ATOM }
+        });
+        let last = offset(plan, plan.passes() - 1, planes.len());
+        self.finish(&started, written, slow_mark, |memory| unpack(plan, planes.clone(), &memory[last..], output))
     }
 }
 

@@ -1,0 +1,98 @@
+//! What the NPU library costs the host: packing and unpacking against a plain copy in the same run, and what a resident product
+//! takes beside the device.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use half::f16;
+use npu::layout::Cube;
+use npu::matmul::{Bf16, F16, I4, I8, MatmulPlan, Matrix, Numbers, Shape, Tf32};
+use npu::slots::Slots;
+use npu::{Chip, Context, ElementType, Options};
+use npu_sim::Simulator;
+use tests::numbers::Summary;
+use tests::timed::{Timed, spent};
+
+/// Runs of each measurement.
+const RUNS: usize = 20;
+/// A product of some megabytes of each factor.
+const SHAPE: Shape = Shape { rows: 1024, depth: 2048, columns: 1024 };
+
+fn main() -> Result<()> {
+    println!("GB/s of what is read on the host, best of {RUNS} runs; beside it a plain copy of as many bytes");
+    first_and_second::<F16>(f16::ONE)?;
+    first_and_second::<I8>(3)?;
+    first_and_second::<I4>(3)?;
+    first_and_second::<Bf16>(1.5)?;
+    first_and_second::<Tf32>(1.5)?;
+    for (element, name) in [(ElementType::I8, "int8"), (ElementType::U8, "uint8"), (ElementType::F16, "fp16")] {
+        for channels in [3, 64, 200] {
+            cube(element, name, channels);
+        }
+    }
+    for rows in [4, 64, 256] {
+        resident(rows)?;
+    }
+    Ok(())
+}
+
+/// The shortest of many runs.
+fn best(mut run: impl FnMut()) -> Duration {
+    let time = |_| {
+        let begin = Instant::now();
+        run();
+        begin.elapsed()
+    };
+    (0..RUNS).map(time).min().unwrap_or_default()
+}
+
+fn line(what: &str, bytes: usize, time: Duration) {
+    let (from, mut to) = (vec![1u8; bytes], vec![0u8; bytes]);
+    let copy = best(|| black_box(&mut to[..]).copy_from_slice(black_box(&from)));
+    let rate = |time: Duration| bytes as f64 / 1e9 / time.as_secs_f64();
+    println!("{what:44} {:6.2}   copy {:6.2}   ratio {:.2}", rate(time), rate(copy), rate(time) / rate(copy));
+}
+
+fn first_and_second<T: Numbers>(value: T::Factor) -> Result<()> {
+    let plan = MatmulPlan::new(&Chip::RK3588, T::PRODUCT, SHAPE, &Options::default())?;
+    let factor = vec![value; SHAPE.rows * SHAPE.depth];
+    let mut memory = vec![0; plan.first_bytes()];
+    let time = best(|| plan.pack_first::<T>(black_box(&factor), black_box(&mut memory)));
+    line(&format!("{}: pack the first factor", T::PRODUCT), size_of_val(&factor[..]), time);
+    let factor = vec![value; SHAPE.columns * SHAPE.depth];
+    let mut memory = vec![0; plan.second_bytes()];
+    let time = best(|| plan.pack_second::<T>(black_box(&factor), black_box(&mut memory)));
+    line(&format!("{}: pack the second factor", T::PRODUCT), size_of_val(&factor[..]), time);
+    Ok(())
+}
+
+fn cube(element: ElementType, name: &str, channels: usize) {
+    let extents = [256, 4 * 1024 * 1024 / 256 / channels / element.bytes()];
+    let cube = Cube::new(extents, Slots::identity(channels, 32), element);
+    let (mut host, mut memory) = (vec![1; cube.host_bytes()], vec![0; cube.bytes()]);
+    let time = best(|| cube.pack(black_box(&host), black_box(&mut memory)));
+    line(&format!("{name} cube of {channels} channels: pack"), host.len(), time);
+    let time = best(|| cube.unpack(black_box(&memory), black_box(&mut host)));
+    line(&format!("{name} cube of {channels} channels: unpack"), host.len(), time);
+}
+
+/// What a call takes without the time inside the device.
+fn resident(rows: usize) -> Result<()> {
+    let Shape { depth, columns, .. } = SHAPE;
+    let options = Options { workers: 1, ..Options::default() };
+    let driver = Timed(Simulator::new(npu_sim::Options::batched()));
+    let mut context = Context::open(&driver, &Chip::RK3588, options)?;
+    let (a, b) = (vec![1i8; rows * depth], vec![1i8; columns * depth]);
+    let weights = context.pack_weights::<I8>(Matrix::new(&b, columns, depth)?)?;
+    let mut c = vec![0; rows * columns];
+    let a = Matrix::new(&a, rows, depth)?;
+    let mut times = Vec::with_capacity(RUNS);
+    for _ in 0..RUNS {
+        let (begin, before) = (Instant::now(), spent());
+        context.matmul_resident::<I8>(a, &weights, &mut c)?;
+        times.push(begin.elapsed().saturating_sub(spent() - before));
+    }
+    println!("int8 → int32, resident, {rows} × {depth} × {columns}: {}", Summary::new(times));
+    Ok(())
+}
