@@ -32,6 +32,9 @@ pub(crate) const VARIANTS: [Variant; 7] = [STOCK, CLAMP, SHARED_TLS, WLS_REUSE, 
 /// Tokens of a batch.
 const UBATCHES: [u32; 6] = [32, 64, 128, 256, 512, 1024];
 const MB: u64 = 1_000_000;
+/// What Mesa 25.0.7 leaves mapped of a device that it has destroyed: it maps its ring of descriptors twice, one behind
+/// the other, and unmaps the first.
+const LEFT_BEHIND: u64 = 512 << 10;
 
 /// All of it.
 pub(crate) fn all(counts: &mut Counts) {
@@ -109,7 +112,7 @@ fn workgroups() -> Result<()> {
 fn lifetimes() -> Result<()> {
     println!("\n                                         stock                          patched");
     for (title, arguments, bound) in [
-        ("growth: 24, 16 B… and 8 KiB by turns", "--buffers 24 small-thread.spv thread.spv", 400),
+        ("growth: 24, 512 B and 8 KiB by turns", "--buffers 24 small-thread.spv thread.spv", 400),
         ("shrinking: 24, the large one first", "--buffers 24 thread.spv small-thread.spv", 400),
         ("12 with secondaries", "--buffers 12 --dispatches 2 --secondary both.spv", 450),
         ("12 with 4 indirect dispatches", "--buffers 12 --dispatches 4 --indirect both.spv", 450),
@@ -120,7 +123,7 @@ fn lifetimes() -> Result<()> {
         expect(&patched, bound)?;
         let live = patched.report.live_at("recorded");
         ensure!(live.last() <= live.get(1).or(live.first()), "each round leaves something behind: {live:?}");
-        ensure!(patched.report.live_at("destroyed") == [0], "not all is gone with the device");
+        ensure!(patched.report.live_at("destroyed") == [LEFT_BEHIND], "not all is gone with the device");
     }
     Ok(())
 }
@@ -132,7 +135,7 @@ fn refusals() -> Result<()> {
         let run = run::run(&variant, "PANTHOR_LARGEST=100000000 MESA_SHADER_CACHE_DISABLE=true", arguments)?;
         ensure!(run::recorded(&run)? == (2, 4, -2), "{}: {}", variant.name, run.text);
         ensure!(run.report.faults.is_empty(), "{}: {:?}", variant.name, run.report.faults);
-        ensure!(run.report.live_at("destroyed") == [0], "{}: not all is gone with the device", variant.name);
+        ensure!(run.report.live_at("destroyed") == [LEFT_BEHIND], "{}: not all is gone with the device", variant.name);
     }
     // Every buffer once that is asked for after the device is there.
     let arguments = "./scratch --buffers 3 --dispatches 2 --rounds 2 both.spv small-thread.spv";
