@@ -3,7 +3,7 @@
 //
 //     prefill TOKENS
 //
-// Ends with 3 when the driver throws, which it prints. Weights are not filled: nothing is executed here.
+// Prints how much memory it asks for itself. Ends with 3 when the driver throws, which it prints. Weights are not filled: nothing is executed here.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -57,7 +57,8 @@ int run(int tokens) {
     ggml_context *weights = ggml_init(parameters), *nodes = ggml_init(parameters);
     Layer layer = make_layer(weights);
     ggml_tensor *input = ggml_new_tensor_2d(weights, GGML_TYPE_F32, WIDTH, tokens);
-    if (!ggml_backend_alloc_ctx_tensors(weights, backend)) {
+    ggml_backend_buffer_t memory = ggml_backend_alloc_ctx_tensors(weights, backend);
+    if (!memory) {
         std::fprintf(stderr, "prefill: no memory for the weights\n");
         return 2;
     }
@@ -67,9 +68,11 @@ int run(int tokens) {
         std::fprintf(stderr, "prefill: no memory for the graph\n");
         return 2;
     }
+    std::size_t own = ggml_backend_buffer_get_size(memory) + ggml_gallocr_get_buffer_size(allocator, 0);
+    std::printf("%d nodes, %d tokens, %zu bytes of its own\n", ggml_graph_n_nodes(graph), tokens, own);
+    std::fflush(stdout);
     ggml_status status = ggml_backend_graph_compute(backend, graph);
     ggml_backend_synchronize(backend);
-    std::printf("%d nodes, %d tokens: status %d\n", ggml_graph_n_nodes(graph), tokens, status);
     return status == GGML_STATUS_SUCCESS ? 0 : 3;
 }
 
