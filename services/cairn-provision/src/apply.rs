@@ -14,6 +14,8 @@ use crate::{Places, disk};
 
 /// Where the machine's time zone is, below the root.
 const LOCAL_TIME: &str = "run/cairn/localtime";
+/// Where everybody looks for it: a link to it, which the image brings.
+const LINK: &str = "etc/localtime";
 /// Where time zones are.
 const ZONES: &str = "/usr/share/zoneinfo";
 
@@ -32,6 +34,10 @@ pub fn apply(places: &Places) -> Result<()> {
     let provision = provision.unwrap_or_default();
     let secrets = secrets(&vault, &provision, &mut problems);
     write_files(places, &provision, |name| secrets.iter().find(|(known, _)| *known == name).map(|(_, s)| s.clone()))?;
+    let linked = fs::read_link(places.root.join(LINK)).is_ok_and(|link| link.ends_with(LOCAL_TIME));
+    if provision.time_zone.is_some() && !linked {
+        problems.push(format!("time-zone has no effect: /{LINK} is no link to /{LOCAL_TIME}"));
+    }
     for problem in &problems {
         warn!(problem, "provisioning");
     }

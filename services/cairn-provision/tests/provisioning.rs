@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "everything in this file is a test")]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -23,6 +23,8 @@ impl Device {
             fs::create_dir_all(device.path(folder)).unwrap();
         }
         fs::write(device.path("root/usr/share/zoneinfo/Europe/Berlin"), "").unwrap();
+        fs::create_dir(device.path("root/etc")).unwrap();
+        symlink("/run/cairn/localtime", device.path("root/etc/localtime")).unwrap();
         device
     }
 
@@ -145,6 +147,20 @@ fn a_file_with_faults_changes_nothing_and_says_where() {
 }
 
 #[test]
+fn an_image_that_goes_by_another_clock_says_so() {
+    let device = Device::new();
+    fs::remove_file(device.path("root/etc/localtime")).unwrap();
+    symlink("/usr/share/zoneinfo/UTC", device.path("root/etc/localtime")).unwrap();
+    device.wish("time-zone = \"Europe/Berlin\"\n");
+    device.apply();
+    assert!(
+        device.status().contains("problem: time-zone has no effect: /etc/localtime is no link"),
+        "{}",
+        device.status()
+    );
+}
+
+#[test]
 fn what_is_no_text_is_refused_with_the_place() {
     let device = Device::new();
     fs::write(device.path("card/cairn.toml"), b"# caf\xe9\n").unwrap();
@@ -231,6 +247,65 @@ fn a_factory_reset_takes_the_keys_otherwise() {
     assert!(device.status().contains("the device holds no mqtt-password; write it here"), "{}", device.status());
 }
 
+/// What the image's unit starts, with everything below a folder.
+fn arguments_of_the_unit(root: &std::path::Path) -> Vec<String> {
+    let unit = include_str!("../dist/cairn-factory-reset.service").replace("\\\n", " ");
+    let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/cairn-provision ")).unwrap();
+    let below = |word: &str| match word.starts_with('/') {
+        true => format!("{}{word}", root.display()),
+        false => word.to_owned(),
+    };
+    line.split_whitespace().map(below).collect()
+}
+
+#[test]
+fn what_the_unit_resets_is_everything_that_is_not_of_the_image() {
+    for keeps in [true, false] {
+        let device = Device::new();
+        let root = device.path("machine");
+        let state = "var/lib/cairn-provision";
+        for path in [
+            "config/cairn.toml",
+            "etc/os-release",
+            "var/lib/cairn/update/update.json",
+            "var/lib/cairn/update/factory-reset",
+            "var/lib/cairn/gate/gate.json",
+            "var/lib/cairn-models/models/mnist.json",
+            "var/lib/cairn-health/state.json",
+            "var/lib/rauc/central.raucs",
+            "var/lib/ssh/ssh_host_ed25519_key",
+            "var/lib/systemd/credential.secret",
+            "var/lib/systemd/random-seed",
+            "var/lib/cairn-provision/secrets/mqtt-password",
+            "var/log/journal/1/system.journal",
+        ] {
+            fs::create_dir_all(root.join(path).parent().unwrap()).unwrap();
+            fs::write(root.join(path), "content").unwrap();
+        }
+        let taken = format!("[factory-reset]\nkeep-keys = {keeps}\n");
+        fs::write(root.join(state).join("cairn.toml"), taken).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cairn-provision"));
+        command.arg("--card").arg(root.join("config")).arg("--state").arg(root.join(state));
+        let output = command.args(arguments_of_the_unit(&root)).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let mut left: Vec<_> = device.everything("machine").lines().map(|line| line.to_owned()).collect();
+        left.sort();
+        let left: Vec<_> =
+            left.iter().map(|line| line.split_once("machine/").unwrap().1.split(':').next().unwrap()).collect();
+        let kept: &[&str] = match keeps {
+            true => &[
+                "var/lib/cairn-provision/cairn.toml",
+                "var/lib/cairn-provision/cairn.toml",
+                "var/lib/cairn-provision/secrets/mqtt-password",
+                "var/lib/ssh/ssh_host_ed25519_key",
+                "var/lib/systemd/credential.secret",
+            ],
+            false => &[],
+        };
+        assert_eq!(left, [&["config/cairn.toml", "etc/os-release"], kept].concat(), "keep-keys = {keeps}");
+    }
+}
+
 #[test]
 fn a_factory_reset_that_was_interrupted_goes_on() {
     let device = used();
@@ -254,7 +329,7 @@ fn a_reset_does_not_follow_links_out_of_the_data() {
     let device = used();
     fs::create_dir(device.path("elsewhere")).unwrap();
     fs::write(device.path("elsewhere/file"), "mine").unwrap();
-    std::os::unix::fs::symlink(device.path("elsewhere"), device.path("data/link")).unwrap();
+    symlink(device.path("elsewhere"), device.path("data/link")).unwrap();
     fs::write(device.path("card/factory-reset"), "").unwrap();
     assert!(device.reset().status.success());
     assert_eq!(device.text("elsewhere/file"), "mine");
