@@ -48,6 +48,12 @@ enum Command {
     /// Update the system
     #[command(subcommand)]
     Update(update::Update),
+    /// Empty the machine and start it anew: models, settings and logs are removed
+    Reset {
+        /// Do it; without this, nothing happens
+        #[arg(long)]
+        yes: bool,
+    },
     /// List the devices and what they counted
     Devices,
     /// Show how the machine is
@@ -84,6 +90,7 @@ pub async fn run(arguments: Arguments, out: &mut impl Write) -> Result<()> {
         Command::Model(change) => models::change(&connection, &change, &mut printer).await,
         Command::Provision(command) => provision::run(&command, &mut printer),
         Command::Update(update) => update::run(&connection, &update, &mut printer).await,
+        Command::Reset { yes } => update::reset(&connection, yes, &mut printer).await,
         Command::Devices => status::devices(&connection, &mut printer).await,
         Command::Health => health::health(&connection, &mut printer).await,
         Command::Incidents => health::incidents(&connection, &mut printer).await,

@@ -47,6 +47,7 @@ pub(crate) struct Bundle {
 #[derive(Debug, PartialEq, Serialize)]
 struct Status {
     state: String,
+    channel: String,
     version: String,
     slot: String,
     target_version: String,
@@ -81,6 +82,15 @@ pub(crate) async fn run<W: Write>(
         }
         Update::Watch => watch(connection, &proxy, printer).await,
     }
+}
+
+/// `cairnctl reset`.
+pub(crate) async fn reset<W: Write>(connection: &Connection, yes: bool, printer: &mut Printer<'_, W>) -> Result<()> {
+    if !yes {
+        bail!("this removes models, settings and logs, and starts the machine anew: say --yes");
+    }
+    Update1Proxy::new(connection).await?.factory_reset(Default::default()).await.context("reset the machine")?;
+    printer.print(&"resetting", |_| "the machine starts anew and is emptied on the way".into())
 }
 
 /// Asks the daemon to update. Returns the job.
@@ -156,6 +166,7 @@ async fn read(proxy: &Update1Proxy<'_>) -> Result<Status> {
     let (percent, doing, _) = proxy.progress().await?;
     Ok(Status {
         state,
+        channel: proxy.channel().await?,
         version: proxy.version().await?,
         slot: proxy.slot().await?,
         target_version: proxy.target_version().await?,
@@ -169,9 +180,13 @@ async fn read(proxy: &Update1Proxy<'_>) -> Result<Status> {
 }
 
 fn text(status: &Status) -> String {
-    let Status { state, version, slot, target_version, source, percent, doing, waiting, reason, kernel_tail } = status;
+    let Status { state, channel, version, slot, target_version, source, percent, doing, waiting, reason, kernel_tail } =
+        status;
     let mut text = format!("{version} runs from slot {slot}; the update is {state}\n");
     let mut line = |label: &str, value: &str| writeln!(text, "  {label:8} {value}").expect("a string takes everything");
+    if !channel.is_empty() {
+        line("channel", channel);
+    }
     if !source.is_empty() {
         line("wanted", &format!("{target_version} from {source}"));
     }

@@ -24,7 +24,7 @@ use crate::gate::{self, Log};
 use crate::machine::{self, Meter};
 use crate::offer::{self, Offer, Source};
 use crate::rauc::{self, Access, Progress, Rauc};
-use crate::record::{Record, Store};
+use crate::record::{self, Record, Store};
 use crate::state::{Attempt, Event, State, next};
 
 /// Orders that may wait.
@@ -40,6 +40,8 @@ const GATE_PATIENCE: Duration = Duration::from_secs(60);
 pub struct Status {
     /// Where the update stands.
     pub state: State,
+    /// Which updates this machine is for.
+    pub channel: Option<String>,
     /// What runs.
     pub version: String,
     /// The bootloader's name of the slot that runs; empty while it is not known.
@@ -73,6 +75,7 @@ enum Order {
     Dismiss,
     Broker(bool),
     Reported(String),
+    Reset,
 }
 
 /// A front end's side of the agent.
@@ -134,6 +137,14 @@ impl Handle {
         self.order(Order::Reported(action)).await
     }
 
+    /// Has the machine emptied at its next start, and starts it anew at once.
+    ///
+    /// # Errors
+    /// `Busy` while an update is under way; `Internal` where it cannot be asked for, and will not happen then.
+    pub async fn factory_reset(&self) -> api::Result<()> {
+        self.order(Order::Reset).await
+    }
+
     async fn order(&self, order: Order) -> api::Result<()> {
         let ended = || Refusal::new(ErrorCode::Busy, "the daemon is shutting down");
         let (reply, answer) = oneshot::channel();
@@ -160,6 +171,8 @@ pub struct Agent {
     started: Instant,
     retry_at: Option<Instant>,
     reboot_asked: bool,
+    /// What is begun now would not end.
+    resetting: bool,
     orders: mpsc::Receiver<(Order, oneshot::Sender<api::Result<()>>)>,
     status: watch::Sender<Status>,
     work: Option<Work>,
@@ -207,7 +220,8 @@ impl Agent {
         };
         let (rauc, meter) = (Rauc::new(&connection).await?, Meter::new(&connection).await?);
         let (sender, orders) = mpsc::channel(ORDERS);
-        let status = watch::Sender::new(Status { version: version.to_string(), ..Status::default() });
+        let channel = config.channel().with_context(|| format!("read {}", places.channel.display()))?;
+        let status = watch::Sender::new(Status { version: version.to_string(), channel, ..Status::default() });
         let handle = Handle { orders: sender, status: status.subscribe() };
         let agent = Self {
             config,
@@ -223,6 +237,7 @@ impl Agent {
             started: Instant::now(),
             retry_at: None,
             reboot_asked: false,
+            resetting: false,
             orders,
             status,
             work: None,
@@ -245,7 +260,7 @@ impl Agent {
             tokio::select! {
                 Some((order, reply)) = self.orders.recv() => {
                     // Whoever asked may be gone.
-                    let _ = reply.send(self.obey(order));
+                    let _ = reply.send(self.obey(order).await);
                 }
                 event = work(&mut self.work) => {
                     self.work = None;
@@ -259,13 +274,11 @@ impl Agent {
         }
     }
 
-    fn obey(&mut self, order: Order) -> api::Result<()> {
+    async fn obey(&mut self, order: Order) -> api::Result<()> {
         match order {
             Order::Offer(offer) => self.take(*offer),
-            Order::Withdraw(source) => {
-                let present = self.record.state.offer().is_some_and(|offer| offer.source == source);
-                if present { self.withdraw() } else { Ok(()) }
-            }
+            Order::Withdraw(source) => self.withdraw_of(&source),
+            Order::Reset => self.factory_reset().await,
             Order::Dismiss => self.withdraw(),
             Order::Proceed => {
                 let record = Record { proceed: true, ..self.record.clone() };
@@ -285,6 +298,12 @@ impl Agent {
     }
 
     fn take(&mut self, offer: Offer) -> api::Result<()> {
+        let channel = self.status.borrow().channel.clone();
+        if !offer.is_for(channel.as_deref()) {
+            info!(wanted = offer.channel, channel, "what is desired is for another channel");
+            // What was desired for this one before is desired no more.
+            return self.withdraw_of(&offer.source);
+        }
         let present = self.record.state.offer();
         if offer.source != Source::Bus && present.is_some_and(|present| present.is_same(&offer)) {
             return self.renew(offer);
@@ -321,6 +340,35 @@ impl Agent {
                 self.keep(record).map_err(|failure| refusal(&failure))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Takes back what `source` wants, if it is what is wanted now.
+    fn withdraw_of(&mut self, source: &Source) -> api::Result<()> {
+        let present = self.record.state.offer().is_some_and(|offer| offer.source == *source);
+        if present { self.withdraw() } else { Ok(()) }
+    }
+
+    /// Leaves the marker for the program that empties the machine early at its next start.
+    async fn factory_reset(&mut self) -> api::Result<()> {
+        let state = &self.record.state;
+        if state.is_busy() || matches!(state, State::Installed { .. }) {
+            return Err(Refusal::new(ErrorCode::Busy, format!("an update is {}", state.name())));
+        }
+        let marker = self.store.folder().join(crate::RESET);
+        let internal = |error: String| Refusal::new(ErrorCode::Internal, format!("{}: {error}", marker.display()));
+        record::write(&marker, b"").map_err(|error| internal(error.to_string()))?;
+        warn!(message_id = kit::log::FACTORY_RESET, "the machine is emptied at its next start, which is now");
+        match machine::reboot(&self.connection).await {
+            Ok(()) => {
+                self.resetting = true;
+                Ok(())
+            }
+            Err(error) => {
+                // Nobody expects it later.
+                std::fs::remove_file(&marker).map_err(|error| internal(error.to_string()))?;
+                Err(internal(format!("logind does not start the machine anew: {error}")))
+            }
         }
     }
 
@@ -406,7 +454,7 @@ impl Agent {
 
     /// Looks whether something that was waited for has come.
     async fn look(&mut self) {
-        if self.work.is_some() {
+        if self.work.is_some() || self.resetting {
             return;
         }
         self.look_at_slot().await;

@@ -1,5 +1,7 @@
 //! The configuration: `/etc/cairn/otad.toml`. Every key has a default; `dist/otad.toml` shows them.
 
+use std::fs;
+use std::io;
 use std::path::PathBuf;
 
 use kit::bus::Bus;
@@ -12,6 +14,8 @@ use serde::Deserialize;
 pub struct Config {
     /// Name in MQTT topics, for hawkBit and in waves. Without it, one is derived from the machine identity.
     pub device_name: Option<String>,
+    /// Which updates this device is for, where `cairn.toml` does not say.
+    pub channel: Option<String>,
     /// The bus.
     pub bus: Bus,
     /// The broker. Without it, nothing is offered over MQTT.
@@ -40,6 +44,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             device_name: None,
+            channel: None,
             bus: Bus::default(),
             mqtt: None,
             hawkbit: None,
@@ -51,6 +56,20 @@ impl Default for Config {
             download_ca: None,
             places: Places::default(),
             look_ms: 1000,
+        }
+    }
+}
+
+impl Config {
+    /// Which updates this device is for: what `cairn.toml` says, or else the image.
+    ///
+    /// # Errors
+    /// A file that is there and cannot be read.
+    pub fn channel(&self) -> io::Result<Option<String>> {
+        match fs::read_to_string(&self.places.channel) {
+            Ok(text) => Ok(Some(text.trim().to_owned())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(self.channel.clone()),
+            Err(error) => Err(error),
         }
     }
 }
@@ -103,6 +122,8 @@ pub struct Gate {
     pub gpu: bool,
     /// Units that must be active.
     pub units: Vec<String>,
+    /// Models that this system leaves out on purpose, although the one before may have had them.
+    pub dropped_models: Vec<String>,
     /// How long all this may take.
     pub deadline_seconds: u64,
 }
@@ -113,6 +134,7 @@ impl Default for Gate {
             npu_cores: 3,
             gpu: true,
             units: ["npud.service", "healthd.service", "otad.service"].map(Into::into).into(),
+            dropped_models: Vec::new(),
             deadline_seconds: 300,
         }
     }
@@ -142,6 +164,8 @@ pub struct Places {
     pub state: PathBuf,
     /// What the health gate remembers.
     pub gate: PathBuf,
+    /// The channel that `cairn.toml` names, if it names one.
+    pub channel: PathBuf,
     /// What runs: `IMAGE_VERSION` or else `VERSION_ID` is its version.
     pub os_release: PathBuf,
     /// The kernel's name of this boot.
@@ -157,6 +181,7 @@ impl Default for Places {
         Self {
             state: "/var/lib/cairn/update".into(),
             gate: "/var/lib/cairn/gate".into(),
+            channel: "/run/cairn/channel".into(),
             os_release: "/etc/os-release".into(),
             boot_id: "/proc/sys/kernel/random/boot_id".into(),
             sysfs: "/sys".into(),
@@ -215,6 +240,22 @@ mod tests {
             example.lines().map(|line| format!("{}\n", line.strip_prefix("#: ").unwrap_or(line))).collect();
         let config: Config = toml::from_str(&shown).unwrap();
         assert!(config.mqtt.is_some() && config.hawkbit.is_some() && config.device_name.is_some());
+        assert!(config.channel.is_some());
+    }
+
+    #[test]
+    fn what_cairn_toml_says_of_the_channel_counts_before_the_image() {
+        let folder = tempfile::tempdir().unwrap();
+        let places = Places { channel: folder.path().join("channel"), ..Places::default() };
+        let mut config = Config { places, ..Config::default() };
+        assert_eq!(config.channel().unwrap(), None);
+        config.channel = Some("stable".into());
+        assert_eq!(config.channel().unwrap().as_deref(), Some("stable"));
+        // As provision::files writes it.
+        fs::write(&config.places.channel, "beta\n").unwrap();
+        assert_eq!(config.channel().unwrap().as_deref(), Some("beta"));
+        fs::write(&config.places.channel, [0xff]).unwrap();
+        config.channel().unwrap_err();
     }
 
     #[test]

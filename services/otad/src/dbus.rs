@@ -1,6 +1,6 @@
 //! `org.cairn.Update1`.
 
-use api::dbus::{INSTALL_UPDATES, UPDATE_NAME, UPDATE_ROOT};
+use api::dbus::{FACTORY_RESET, INSTALL_UPDATES, UPDATE_NAME, UPDATE_ROOT};
 use api::{ErrorCode, Failure, Result};
 use kit::bus::{Authority, Clients, Found, JobHandle, Jobs, WireOptions, no_options};
 use tokio::sync::watch;
@@ -153,6 +153,11 @@ impl Update {
         self.status().broker
     }
 
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn channel(&self) -> String {
+        self.status().channel.unwrap_or_default()
+    }
+
     #[zbus(out_args("job"))]
     async fn install(
         &self,
@@ -181,6 +186,12 @@ impl Update {
         no_options(&options)?;
         self.authority.check(&call, INSTALL_UPDATES).await?;
         self.handle.dismiss().await
+    }
+
+    async fn factory_reset(&self, options: WireOptions, #[zbus(header)] call: Header<'_>) -> Result<()> {
+        no_options(&options)?;
+        self.authority.check(&call, FACTORY_RESET).await?;
+        self.handle.factory_reset().await
     }
 }
 

@@ -25,7 +25,7 @@ use tracing::{info, warn};
 use zbus::Connection;
 
 use crate::config::{Config, Gate};
-use crate::machine;
+use crate::machine::{self, Proofs};
 use crate::rauc::Rauc;
 use crate::record::{Baseline, Record, Store};
 use crate::state::{Rollback, State};
@@ -114,8 +114,8 @@ pub struct Seen {
     pub units: Vec<String>,
     /// Whether the broker is connected; nothing where the update daemon does not answer.
     pub broker: Option<bool>,
-    /// Models whose inference equals their golden output, or why there is none.
-    pub models: Result<usize, String>,
+    /// What the models answered to their golden input, or why there is no answer.
+    pub models: Result<Proofs, String>,
 }
 
 /// Judges what was seen.
@@ -140,15 +140,24 @@ pub fn judge(seen: &Seen, gate: &Gate, before: &Baseline) -> Vec<Check> {
                 None => "the update daemon does not answer".into(),
             },
         },
-        Check {
-            name: "self-test",
-            passed: matches!(seen.models, Ok(1..)) || before.models == 0,
-            seen: match &seen.models {
-                Ok(models) => format!("{models} models equal their golden output"),
-                Err(reason) => reason.clone(),
-            },
-        },
+        self_test(seen, gate, before),
     ]
+}
+
+/// Every model that gave its golden output before must give it now.
+fn self_test(seen: &Seen, gate: &Gate, before: &Baseline) -> Check {
+    let wanted = before.models.iter().filter(|name| !gate.dropped_models.contains(name));
+    let fault = |name: &String| match &seen.models {
+        Ok(proofs) => match proofs.get(name) {
+            Some(Ok(())) => None,
+            Some(Err(reason)) => Some(format!("{name}: {reason}")),
+            None => Some(format!("{name} is not loaded")),
+        },
+        Err(reason) => Some(format!("{name}: the NPU's daemon: {reason}")),
+    };
+    let faults: Vec<_> = wanted.filter_map(fault).collect();
+    let passed = faults.is_empty();
+    Check { name: "self-test", passed, seen: if passed { "golden outputs".into() } else { faults.join(", ") } }
 }
 
 fn bound(gpu: bool) -> &'static str {
@@ -268,14 +277,10 @@ async fn checks(config: &Config, connection: &Connection, before: &Baseline, dea
 
 async fn look(config: &Config, connection: &Connection) -> Seen {
     let (npu_cores, gpu) = machine::devices(&config.places.sysfs);
-    let units = machine::active_units(connection, &config.gate.units).await;
+    let units = machine::soon(machine::active_units(connection, &config.gate.units)).await;
     let models = machine::models(connection).await;
-    let models = models.map_err(|error| format!("the NPU's daemon does not answer: {error}"));
-    let broker = match Update1Proxy::new(connection).await {
-        Ok(update) => update.broker_connected().await.ok(),
-        Err(_) => None,
-    };
-    Seen { npu_cores, gpu, units: units.unwrap_or_default(), broker, models }
+    let broker = async { Update1Proxy::new(connection).await?.broker_connected().await };
+    Seen { npu_cores, gpu, units: units.unwrap_or_default(), broker: machine::soon(broker).await, models }
 }
 
 /// The last lines that a kernel left in `folder`, and what tells them from others.
@@ -322,12 +327,18 @@ mod tests {
 
     fn before() -> Baseline {
         let units = vec!["npud.service".to_owned(), "otad.service".to_owned()];
-        Baseline { broker: true, npu_cores: 3, gpu: true, units, models: 1 }
+        Baseline { broker: true, npu_cores: 3, gpu: true, units, models: vec!["cat".into(), "dog".into()] }
+    }
+
+    fn proofs(cat: Result<(), String>) -> Result<Proofs, String> {
+        // One that is new may fail: it did not work before.
+        let new = ("new".into(), Err("ResultUntrusted".into()));
+        Ok([("cat".into(), cat), ("dog".into(), Ok(())), new].into())
     }
 
     fn well() -> Seen {
         let units = ["healthd.service", "npud.service", "otad.service"].map(String::from).into();
-        Seen { npu_cores: 3, gpu: true, units, broker: Some(true), models: Ok(1) }
+        Seen { npu_cores: 3, gpu: true, units, broker: Some(true), models: proofs(Ok(())) }
     }
 
     fn failed(seen: &Seen, before: &Baseline) -> Vec<String> {
@@ -344,17 +355,29 @@ mod tests {
             (Seen { units: vec!["otad.service".into()], ..well() }, "services: npud.service not active"),
             (Seen { broker: Some(false), ..well() }, "broker: not connected, as it was before the update"),
             (Seen { broker: None, ..well() }, "broker: the update daemon does not answer"),
-            (Seen { models: Ok(0), ..well() }, "self-test: 0 models equal their golden output"),
-            (Seen { models: Err("gone".into()), ..well() }, "self-test: gone"),
+            (Seen { models: proofs(Err("other bytes".into())), ..well() }, "self-test: cat: other bytes"),
+            (Seen { models: Ok(Proofs::new()), ..well() }, "self-test: cat is not loaded, dog is not loaded"),
+            (
+                Seen { models: Err("gone".into()), ..well() },
+                "self-test: cat: the NPU's daemon: gone, dog: the NPU's daemon: gone",
+            ),
         ] {
             assert_eq!(failed(&seen, &before()), [words]);
         }
     }
 
     #[test]
+    fn a_model_that_the_new_system_leaves_out_on_purpose_is_not_missed() {
+        let seen = Seen { models: Ok([("dog".into(), Ok(()))].into()), ..well() };
+        let gate = Gate { dropped_models: vec!["cat".into()], ..Gate::default() };
+        assert!(judge(&seen, &gate, &before()).iter().all(|check| check.passed));
+        assert_eq!(failed(&seen, &before()), ["self-test: cat is not loaded"]);
+    }
+
+    #[test]
     fn an_update_is_not_to_blame_for_what_was_missing_before() {
         let poor = Baseline { npu_cores: 1, ..Baseline::default() };
-        let seen = Seen { npu_cores: 1, gpu: false, units: Vec::new(), broker: None, models: Ok(0) };
+        let seen = Seen { npu_cores: 1, gpu: false, units: Vec::new(), broker: None, models: Err("gone".into()) };
         assert!(failed(&seen, &poor).is_empty());
         assert_eq!(failed(&Seen { npu_cores: 0, ..seen }, &poor), ["npu: 0 of 1 cores"]);
     }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -91,7 +91,7 @@ impl Hawkbit {
 pub(crate) async fn run(settings: &Hawkbit, device: &str, handle: Handle) -> Result<()> {
     let server = Server::new(settings, device)?;
     let mut status = handle.status();
-    let mut front = FrontEnd { server, handle, told: None };
+    let mut front = FrontEnd { server, handle, told: None, attributes: None };
     let usual = Duration::from_secs(settings.poll_seconds.max(1));
     let mut next = Instant::now();
     loop {
@@ -119,15 +119,18 @@ struct FrontEnd {
     server: Server,
     handle: Handle,
     told: Option<Feedback>,
+    /// What the server knows of this device.
+    attributes: Option<Value>,
 }
 
 impl FrontEnd {
     async fn poll(&mut self) -> Result<Option<Duration>> {
         let wishes = self.server.ask(|server| read_wishes(&server.get("")?)).await?;
-        if wishes.attributes {
-            let status = self.handle.status().borrow().clone();
-            let data = json!({"version": status.version, "slot": status.slot});
-            self.server.ask(move |server| server.put("/configData", &json!({"mode": "merge", "data": data}))).await?;
+        let attributes = attributes(&self.handle.status().borrow());
+        if wishes.attributes || self.attributes.as_ref() != Some(&attributes) {
+            let body = json!({"mode": "merge", "data": attributes});
+            self.server.ask(move |server| server.put("/configData", &body)).await?;
+            self.attributes = Some(attributes);
         }
         if let Some((action, query)) = wishes.cancel {
             self.cancel(action, query).await?;
@@ -191,6 +194,12 @@ impl FrontEnd {
         self.told = Some(feedback);
         Ok(())
     }
+}
+
+/// What the server chooses devices by.
+fn attributes(status: &Status) -> Value {
+    let channel = status.channel.as_deref().unwrap_or_default();
+    json!({"version": status.version, "slot": status.slot, "channel": channel})
 }
 
 /// What the server is to know of the present action.
@@ -462,7 +471,7 @@ mod tests {
     #[test]
     fn an_action_has_exactly_one_bundle() {
         let artifact = |name: &str| json!({"filename": name, "hashes": {"sha1": ""}, "size": 1, "_links": {"download": {"href": format!("https://h/{name}")}}});
-        let action = |artifacts: Vec<serde_json::Value>, update: &str| {
+        let action = |artifacts: Vec<Value>, update: &str| {
             let deployment = json!({"download": "forced", "update": update, "chunks": [{"part": "os", "version": "1", "name": "n", "artifacts": artifacts}]});
             read_deployment(json!({"id": "3", "deployment": deployment}).to_string().as_bytes())
         };

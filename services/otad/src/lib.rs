@@ -40,6 +40,8 @@ use models::Models;
 
 /// Name of the file that the daemon remembers in.
 pub const FILE: &str = "update.json";
+/// Name of the file, beside it, that asks for a factory reset. The unit of the program that does it names it as well.
+pub const RESET: &str = "factory-reset";
 
 /// Serves until the service manager asks to stop.
 ///

@@ -1,11 +1,12 @@
 //! What runs here, and how it is: read where the kernel, the service manager and the other daemons say it.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use api::dbus::{Device1Proxy, Health1Proxy, Models1Proxy};
+use api::dbus::{Device1Proxy, Health1Proxy, Model1Proxy, Models1Proxy};
 use semver::Version;
 use zbus::Connection;
 use zbus::proxy::CacheProperties;
@@ -25,6 +26,9 @@ const GPU_DEVICE: &str = ".gpu";
 /// How long another daemon may take to answer.
 // TIMEOUT: these answer from memory; one that hangs must not keep the update from it that would mend it.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a model may take to prove itself.
+// TIMEOUT: the slowest takes a second on the simulator and may wait in a full queue; the watchdog of this daemon has 120 s.
+const PROOF: Duration = Duration::from_secs(30);
 
 /// A unit as the service manager lists it: name, description, load state, active state, and what nobody here asks for.
 type Unit = (String, String, String, String, String, String, zbus::OwnedObjectPath, u32, String, zbus::OwnedObjectPath);
@@ -103,22 +107,39 @@ pub async fn active_units(connection: &Connection, units: &[String]) -> zbus::Re
 /// How the machine is now, for comparison after the update.
 pub async fn baseline(connection: &Connection, places: &Places, gate: &Gate, broker: bool) -> Baseline {
     let (npu_cores, gpu) = devices(&places.sysfs);
-    // A service manager that does not answer vouches for no unit.
+    // A service manager that does not answer vouches for no unit, and an NPU's daemon for no model.
     let units = soon(active_units(connection, &gate.units)).await.unwrap_or_default();
-    let models = soon(models(connection)).await.unwrap_or_default();
-    Baseline { broker, npu_cores, gpu, units, models }
+    let models = models(connection).await.unwrap_or_default();
+    let proved = models.into_iter().filter(|(_, proof)| proof.is_ok()).map(|(name, _)| name);
+    Baseline { broker, npu_cores, gpu, units, models: proved.collect() }
 }
 
-/// Models that the NPU's daemon serves. It serves none that did not give its golden output in this boot.
+/// The loaded models by name, each with why it does not give its golden output, if it does not.
+pub type Proofs = BTreeMap<String, Result<(), String>>;
+
+/// Lets every model that the NPU's daemon has answer its golden input now.
 ///
 /// # Errors
-/// What the daemon says.
-pub async fn models(connection: &Connection) -> zbus::Result<usize> {
-    Ok(Models1Proxy::new(connection).await?.list_models(Default::default()).await?.len())
+/// What the daemon says, or that it says nothing.
+pub async fn models(connection: &Connection) -> Result<Proofs, String> {
+    let deadline = Instant::now() + PROOF;
+    let text = |error: zbus::Error| error.to_string();
+    let silent = |_| "it does not answer".to_owned();
+    let listed = async { Models1Proxy::new(connection).await?.list_models(Default::default()).await };
+    let listed = tokio::time::timeout(PATIENCE, listed).await.map_err(silent)?.map_err(text)?;
+    let mut proofs = Proofs::new();
+    for path in listed {
+        let model = Model1Proxy::new(connection, path).await.map_err(text)?;
+        let name = tokio::time::timeout(PATIENCE, model.name()).await.map_err(silent)?.map_err(text)?;
+        let proof = tokio::time::timeout_at(deadline.into(), model.verify(Default::default())).await;
+        let proof = proof.map_err(silent).and_then(|proof| proof.map(drop).map_err(text));
+        proofs.insert(name, proof);
+    }
+    Ok(proofs)
 }
 
 /// The answer of another daemon, if it comes soon.
-async fn soon<T>(answer: impl Future<Output = zbus::Result<T>>) -> Option<T> {
+pub(crate) async fn soon<T>(answer: impl Future<Output = zbus::Result<T>>) -> Option<T> {
     tokio::time::timeout(PATIENCE, answer).await.ok()?.ok()
 }
 

@@ -222,6 +222,7 @@ fn report(status: &Status) -> UpdateReport {
     };
     UpdateReport {
         state: status.state.name().to_owned(),
+        channel: status.channel.clone().unwrap_or_default(),
         installed_version: status.version.clone(),
         latest_version: status.target_version(),
         in_progress: matches!(status.state, State::Checking { .. } | State::Installing { .. }),

@@ -16,6 +16,9 @@ pub struct Offer {
     pub version: Option<Version>,
     /// SHA-256 of its manifest, hexadecimal.
     pub manifest_hash: Option<String>,
+    /// The channel that it is for; all where it does not say.
+    #[serde(default)]
+    pub channel: Option<String>,
     /// Which part of the fleet goes first.
     pub wave: Option<UpdateWave>,
     /// When it may be done.
@@ -58,6 +61,7 @@ impl Offer {
             url: url.into(),
             version,
             manifest_hash: None,
+            channel: None,
             wave: None,
             window: None,
             source: Source::Bus,
@@ -74,9 +78,14 @@ impl Offer {
         if !is_remote(&desired.url) {
             return Err(Failure::new(Kind::Offer, format!("url {:?} is neither http nor https", desired.url)));
         }
-        let offer = Self::new(desired.url, Some(version(&desired.version)?));
-        let (manifest_hash, wave, window) = (desired.manifest_hash, desired.wave, desired.window);
-        Ok(Self { manifest_hash, wave, window, source: Source::Mqtt, ..offer })
+        let offer = Self::new(desired.url.clone(), Some(version(&desired.version)?));
+        let DesiredUpdate { manifest_hash, channel, wave, window, .. } = desired;
+        Ok(Self { manifest_hash, channel, wave, window, source: Source::Mqtt, ..offer })
+    }
+
+    /// Whether it is for devices that follow `channel`.
+    pub fn is_for(&self, channel: Option<&str>) -> bool {
+        self.channel.as_deref().is_none_or(|wanted| Some(wanted) == channel)
     }
 
     /// Whether both ask for the same bundle on behalf of the same.

@@ -23,6 +23,10 @@ const IDLE: &str = "idle";
 /// How often a mark is tried again at least, while RAUC is busy.
 // TIMEOUT: the end of RAUC's work is announced; this is for the case that it ended just before we listened.
 const MARK_AGAIN: Duration = Duration::from_secs(1);
+/// How long RAUC may take to say how it stands.
+// TIMEOUT: it answers from memory, unless it looks into a bundle for somebody; whoever asks tries again. The watchdog of
+// this daemon has 120 s.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// SOURCE: de.pengutronix.rauc.Installer.xml of RAUC 1.15.2.
 #[zbus::proxy(interface = "de.pengutronix.rauc.Installer", default_service = "de.pengutronix.rauc", default_path = "/")]
@@ -113,7 +117,7 @@ impl Rauc {
     /// # Errors
     /// [`Kind::Unreachable`].
     pub async fn is_busy(&self) -> Result<bool, Failure> {
-        Ok(self.proxy.operation().await.map_err(|error| failure(&error))? != IDLE)
+        Ok(answer(self.proxy.operation()).await? != IDLE)
     }
 
     /// All slots, with the one first that the bootloader prefers.
@@ -121,13 +125,13 @@ impl Rauc {
     /// # Errors
     /// [`Kind::Unreachable`].
     pub async fn slots(&self) -> Result<Vec<SlotStatus>, Failure> {
-        let slots = self.proxy.get_slot_status().await.map_err(|error| failure(&error))?;
+        let slots = answer(self.proxy.get_slot_status()).await?;
         Ok(slots.into_iter().map(|(name, status)| slot_status(name, &status)).collect())
     }
 
     /// RAUC's name of the slot that the bootloader prefers; `None` where it has no preference.
     pub async fn primary(&self) -> Option<String> {
-        self.proxy.get_primary().await.ok()
+        answer(self.proxy.get_primary()).await.ok()
     }
 
     /// The slot that runs.
@@ -184,7 +188,7 @@ impl Rauc {
     /// # Errors
     /// [`Kind::Unreachable`].
     pub async fn compatible(&self) -> Result<String, Failure> {
-        self.proxy.compatible().await.map_err(|error| failure(&error))
+        answer(self.proxy.compatible()).await
     }
 
     /// Installs a bundle and waits for the end.
@@ -377,6 +381,14 @@ fn refused_argument<'a>(error: &zbus::Error, arguments: &HashMap<&'a str, Varian
     // SOURCE: r_on_handle_install_bundle of RAUC 1.8 to 1.15.2: "Unsupported key: %s".
     let key = error.to_string().split_once("Unsupported key: ")?.1.trim().to_owned();
     arguments.keys().copied().find(|argument| *argument == key)
+}
+
+/// What RAUC says of how it stands, if it says it soon.
+async fn answer<T>(call: impl Future<Output = zbus::Result<T>>) -> Result<T, Failure> {
+    match tokio::time::timeout(ANSWER, call).await {
+        Ok(answer) => answer.map_err(|error| failure(&error)),
+        Err(_) => Err(Failure::new(Kind::Unreachable, "rauc does not answer")),
+    }
 }
 
 /// What RAUC says, or that it says nothing.

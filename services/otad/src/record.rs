@@ -9,8 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::state::State;
 
-/// What the daemon remembers.
+/// What the daemon remembers. The system before an update reads what the one after it wrote, and the other way round: what
+/// one of them does not know is left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Record {
     /// Where the update stands.
     pub state: State,
@@ -26,6 +28,7 @@ pub struct Record {
 
 /// How the machine was before an update. The update need not be better than this.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Baseline {
     /// Whether the MQTT broker was connected.
     pub broker: bool,
@@ -35,8 +38,8 @@ pub struct Baseline {
     pub gpu: bool,
     /// Which of the gate's units were active.
     pub units: Vec<String>,
-    /// Models that gave their golden output.
-    pub models: usize,
+    /// Models that gave their golden output when they were asked, by name.
+    pub models: Vec<String>,
 }
 
 /// A file that holds one value as JSON.
@@ -74,19 +77,7 @@ impl Store {
     /// # Errors
     /// Where it cannot be written; the old one stays then.
     pub fn save<T: Serialize>(&self, value: &T) -> io::Result<()> {
-        let text = serde_json::to_vec(value).map_err(io::Error::other)?;
-        let new = self.file.with_extension("new");
-        let written = File::create(&new).and_then(|mut file| {
-            file.write_all(&text)?;
-            file.sync_all()
-        });
-        if let Err(error) = written {
-            // What a full disk left of it would take room that is needed.
-            let _ = fs::remove_file(&new);
-            return Err(error);
-        }
-        fs::rename(&new, &self.file)?;
-        File::open(self.folder())?.sync_all()
+        write(&self.file, &serde_json::to_vec(value).map_err(io::Error::other)?)
     }
 
     /// Puts a file aside that cannot be read, for a person to look at.
@@ -98,6 +89,23 @@ impl Store {
         fs::rename(&self.file, &aside)?;
         Ok(aside)
     }
+}
+
+/// Replaces a file as a whole, for good.
+pub(crate) fn write(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    let new = file.with_extension("new");
+    let written = File::create(&new).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    if let Err(error) = written {
+        // What a full disk left of it would take room that is needed.
+        let _ = fs::remove_file(&new);
+        return Err(error);
+    }
+    fs::rename(&new, file)?;
+    let folder = file.parent().ok_or_else(|| io::Error::other("the file is in no folder"))?;
+    File::open(folder)?.sync_all()
 }
 
 #[cfg(test)]
@@ -113,6 +121,16 @@ mod tests {
         store.save(&record).unwrap();
         assert_eq!(store.load::<Record>().unwrap(), record);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_record_of_another_version_is_read_as_far_as_it_is_known() {
+        let text = r#"{"attempts":2,"of-the-future":1,"baseline":{"broker":true,"fans":3},
+            "state":{"name":"installed","boot_id":"b","slot":{"name":"rootfs.1","bootname":"B","side":"left"},
+            "offer":{"url":"/b","version":null,"manifest_hash":null,"wave":null,"window":null,"source":"bus",
+                "urgent":false,"allow_downgrade":false,"mood":"good"}}}"#;
+        let record: Record = serde_json::from_str(text).unwrap();
+        assert_eq!((record.attempts, record.state.name(), record.baseline.broker), (2, "installed", true));
     }
 
     #[test]

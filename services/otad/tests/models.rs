@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use api::dbus::{Model1Proxy, ModelStore1Proxy, model_path};
@@ -126,8 +127,23 @@ impl Device {
     /// `cairnctl model add FILE`.
     fn add(&self, bundle: &[u8]) -> Output {
         fs::write(self.path("bundle"), bundle).unwrap();
-        let mut cairnctl = Command::new(build("cairnctl").unwrap());
-        cairnctl.args(["--bus", self.bus.address(), "model", "add"]).arg(self.path("bundle")).output().unwrap()
+        self.add_from(self.path("bundle").to_str().unwrap(), &[])
+    }
+
+    /// `cairnctl model add SOURCE OPTIONS`.
+    fn add_from(&self, source: &str, options: &[&str]) -> Output {
+        static CAIRNCTL: LazyLock<PathBuf> = LazyLock::new(|| build("cairnctl").unwrap());
+        let mut cairnctl = Command::new(&*CAIRNCTL);
+        cairnctl.args(["--bus", self.bus.address(), "model", "add", source]).args(options).output().unwrap()
+    }
+
+    /// The store's record of the model: version that serves, and the one before.
+    async fn versions(&self) -> (String, String) {
+        let address = self.bus.address();
+        let connection = zbus::connection::Builder::address(address).build().await.unwrap();
+        let store = ModelStore1Proxy::new(&connection).await.unwrap();
+        let [(_, current, previous, ..)] = &store.models().await.unwrap()[..] else { panic!("one model") };
+        (current.clone(), previous.clone())
     }
 }
 
@@ -203,9 +219,33 @@ async fn a_person_adds_a_bundle_by_hand() {
     assert!(!output.status.success() && text.contains("the signature does not fit the content"), "{text}");
     assert_eq!(device.serving().await, "2.0.0");
 
-    let address = device.bus.address();
-    let connection = zbus::connection::Builder::address(address).build().await.unwrap();
-    let store = ModelStore1Proxy::new(&connection).await.unwrap();
-    let models = store.models().await.unwrap();
-    assert_eq!(models, [("mnist".into(), "2.0.0".into(), String::new(), String::new(), String::new())]);
+    assert_eq!(device.versions().await, ("2.0.0".into(), String::new()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_person_adds_from_an_address_is_what_was_asked_for_and_of_a_vendor_who_is_trusted() {
+    let device = Device::start();
+    let (good, old) = (device.bundle("2.0.0"), device.bundle("0.9.0"));
+    let refused = |source: &str, options: &[&str], words: &str| {
+        let output = device.add_from(source, options);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && output.stdout.is_empty() && text.contains(words), "{words}: {text}");
+    };
+    let foreign = Signer::new().unwrap().bundle(&model("mnist"), "2.0.0").unwrap();
+    refused(&serve(foreign), &[], "InvalidArgs: ");
+    refused(&serve(good[..good.len() / 2].to_vec()), &[], "the signature does not fit the content");
+    refused(&serve(b"<html>sign in</html>".to_vec()), &[], "InvalidArgs: ");
+    refused("http://127.0.0.1:1/none", &[], "get http://127.0.0.1:1/none");
+    refused("ftp://127.0.0.1/none", &[], "neither http nor https");
+    let url = serve(good.clone());
+    refused(&url, &["--version", "3.0.0"], "3.0.0");
+    refused(&url, &["--sha256", &"0".repeat(64)], "0000");
+    assert_eq!(device.serving().await, "1.0.0");
+
+    let output = device.add_from(&url, &["--version", "2.0.0", "--sha256", &sha256(&good)]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!((device.serving().await, device.versions().await.0), ("2.0.0".into(), "2.0.0".into()));
+    // A person may go back to what a vendor has signed; the version before is kept.
+    assert!(device.add(&old).status.success());
+    assert_eq!(device.versions().await, ("0.9.0".into(), "2.0.0".into()));
 }

@@ -7,13 +7,12 @@ mod system;
 
 use std::fs;
 use std::process::Command;
-use std::time::Duration;
 
 use api::dbus::CONTRACTS;
 use api::mqtt::UpdateReport;
 use futures_util::StreamExt as _;
 use system::bundles::{Bundle, Recipe};
-use system::{PATIENCE, System};
+use system::{PATIENCE, System, reported, until, until_connected};
 use testkit::{Broker, BrokerOptions};
 use zbus::Variant;
 use zbus::fdo::IntrospectableProxy;
@@ -32,7 +31,7 @@ async fn pass(system: &mut System, version: &str) {
     assert_eq!(system.preferred(), "B");
     system.boot("B", version).await;
     system.until_state("booted").await;
-    assert!(system.gate().await, "{}", fs::read_to_string(system.path("gate.log")).unwrap());
+    assert!(system.gate().await, "{}", system.gate_log());
     system.until_state("healthy").await;
 }
 
@@ -60,20 +59,10 @@ async fn a_good_update_is_healthy_when_the_gate_says_so_and_not_before() {
     system.boot("B", "1.1.0").await;
     system.until_state("booted").await;
     assert_eq!(system.update().await.slot().await.unwrap(), "B");
-    assert!(system.gate().await, "{}", fs::read_to_string(system.path("gate.log")).unwrap());
+    assert!(system.gate().await, "{}", system.gate_log());
     system.until_state("healthy").await;
     assert_eq!((system.bootloader("B"), system.preferred()), ("good".into(), "B".into()));
     assert!(system.gate().await, "the gate may run twice");
-}
-
-async fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let wait = async {
-        let mut look = tokio::time::interval(Duration::from_millis(20));
-        while !condition() {
-            look.tick().await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("{what} did not come to pass"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -124,6 +113,39 @@ async fn what_must_not_be_installed_is_refused_with_a_reason_and_the_next_good_b
     pass(&mut system, "1.1.0").await;
     let back = system.install(&old.file, &[("allow-downgrade", true.into())]).await.unwrap();
     assert_eq!(system.end(&back).await.0, "done", "a person may go back");
+}
+
+/// Whether this RAUC tells a bundle's manifest hash.
+async fn tells_manifest_hash(system: &System) -> bool {
+    let rauc = IntrospectableProxy::builder(&system.client).destination("de.pengutronix.rauc");
+    rauc.path("/").build().await.unwrap().introspect().await.unwrap().contains("InspectBundle")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bundle_with_another_manifest_than_was_offered_is_refused_before_anything_is_written() {
+    let system = System::start("").await;
+    let bundle = Bundle::new(Recipe::default());
+    let other = "0".repeat(64);
+    let job = system.install(&bundle.file, &[("manifest-hash", other.as_str().into())]).await.unwrap();
+    let (state, error) = system.end(&job).await;
+    let hash = bundle.manifest_hash();
+    let reason = if tells_manifest_hash(&system).await {
+        format!("manifest: {other} was offered, the bundle has {hash:?}")
+    } else {
+        // Before 1.9: what cannot be checked is not installed.
+        "unsupported: this RAUC does not tell a bundle's manifest hash".to_owned()
+    };
+    assert!(state == "failed" && error.starts_with(&reason), "{error}");
+    assert_eq!((system.preferred(), system.bootloader("B")), ("A".into(), "good".into()));
+    system.check_untouched();
+    if tells_manifest_hash(&system).await {
+        let job = system.install(&bundle.file, &[("manifest-hash", hash.as_str().into())]).await.unwrap();
+        let (state, error) = system.end(&job).await;
+        // From 1.14 on, RAUC is held to the hash itself, and refuses for it what is not of the format verity.
+        let is_plain = error.contains("Refusing to install plain bundle when using require-manifest-hash");
+        assert!(state == "done" || is_plain, "{error}\n{}", system.log());
+        system.check_bootable(&bundle.payload);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -181,6 +203,20 @@ async fn a_second_installation_waits_for_the_first_or_is_told_that_it_is_busy() 
     }
     assert_eq!(system.end(&ours).await.0, "done", "{}", system.log());
     assert!(theirs.child().wait().unwrap().success(), "another's installation was disturbed");
+    system.check_bootable(&bundle.payload);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rauc_that_hangs_holds_up_nobody_who_asks_the_daemon() {
+    let mut system = System::start("").await;
+    system.signal_rauc("STOP");
+    let update = system.update().await;
+    // The daemon may be waiting for RAUC already, and gives up by itself.
+    tokio::time::timeout(PATIENCE, update.dismiss(Default::default())).await.unwrap().unwrap();
+    let bundle = Bundle::new(Recipe::default());
+    let job = system.install(&bundle.file, &[]).await.unwrap();
+    system.signal_rauc("CONT");
+    assert_eq!(system.end(&job).await.0, "done", "{}", system.log());
     system.check_bootable(&bundle.payload);
 }
 
@@ -316,6 +352,46 @@ async fn nobody_without_authorisation_changes_anything() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_factory_reset_is_asked_for_and_begins_at_once_or_not_at_all() {
+    let system = System::start("").await;
+    let update = system.update().await;
+    let marker = system.path("state/factory-reset");
+    let refused = async |words: &str| {
+        let error = update.factory_reset(Default::default()).await.unwrap_err().to_string();
+        assert!(error.contains(words) && !marker.exists(), "{error}");
+        assert_eq!(system.machine().reboots, 0);
+    };
+    system.machine().allowed = false;
+    refused("AccessDenied").await;
+    system.machine().allowed = true;
+    let options = [("at", "once".into())].into();
+    assert!(update.factory_reset(options).await.unwrap_err().to_string().contains("InvalidArgs"));
+    system.machine().stays = true;
+    refused("somebody inhibits it").await;
+    system.machine().stays = false;
+
+    // The trial that follows needs what would be removed.
+    let bundle = Bundle::new(Recipe::default());
+    let job = system.install(&bundle.file, &[]).await.unwrap();
+    assert_eq!(system.end(&job).await.0, "done");
+    refused("an update is installed").await;
+
+    let system = System::start("").await;
+    system.update().await.factory_reset(Default::default()).await.unwrap();
+    assert!(system.path("state/factory-reset").exists());
+    assert_eq!(system.machine().reboots, 1);
+}
+
+#[test]
+fn the_program_that_resets_looks_where_the_daemon_leaves_its_wish() {
+    let unit = include_str!("../../cairn-provision/dist/cairn-factory-reset.service");
+    let wish = otad::Places::default().state.join(otad::RESET);
+    for words in [format!("ConditionPathExists=|{}\n", wish.display()), format!(" --marker {} ", wish.display())] {
+        assert!(unit.contains(&words), "{words}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_live_object_is_as_its_contract_says() {
     let system = System::start("").await;
     let builder = IntrospectableProxy::builder(&system.client).destination("org.cairn.Update1");
@@ -330,29 +406,6 @@ fn desired(broker: &Broker, payload: &str) {
     let mut command = broker.client("mosquitto_pub").unwrap();
     let status = command.args(["-q", "1", "-r", "-t", "cairn/d/update/desired", "-m", payload]).status().unwrap();
     assert!(status.success());
-}
-
-/// Waits for a retained report that satisfies `condition`.
-async fn reported(broker: &Broker, condition: impl Fn(&UpdateReport) -> bool) -> UpdateReport {
-    let mut command = tokio::process::Command::from(broker.client("mosquitto_sub").unwrap());
-    command.args(["-t", "cairn/d/update/state"]).stdout(std::process::Stdio::piped()).kill_on_drop(true);
-    let mut child = command.spawn().unwrap();
-    let mut lines = tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(child.stdout.take().unwrap()));
-    let mut last = String::new();
-    let wait = async {
-        while let Some(line) = lines.next_line().await.unwrap() {
-            let report: UpdateReport = serde_json::from_str(&line).unwrap();
-            if condition(&report) {
-                return report;
-            }
-            last = line;
-        }
-        panic!("mosquitto_sub ended");
-    };
-    match tokio::time::timeout(PATIENCE, wait).await {
-        Ok(report) => report,
-        Err(_) => panic!("the last report was {last}"),
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -384,7 +437,7 @@ async fn a_desired_state_over_mqtt_waits_for_its_conditions_and_then_does_all_by
     let report = reported(&broker, |report| report.state == "booted").await;
     assert_eq!((report.installed_version.as_str(), report.slot.as_str()), ("1.1.0", "B"));
     until_connected(&system).await;
-    assert!(system.gate().await, "{}", fs::read_to_string(system.path("gate.log")).unwrap());
+    assert!(system.gate().await, "{}", system.gate_log());
     reported(&broker, |report| report.state == "healthy").await;
     // The desired state is still there, and is what runs.
     system.kill_otad();
@@ -398,15 +451,38 @@ async fn a_desired_state_over_mqtt_waits_for_its_conditions_and_then_does_all_by
     assert_eq!(entity["cmps"]["update"]["state_topic"], "cairn/d/update/state");
 }
 
-async fn until_connected(system: &System) {
-    let update = system.update().await;
-    let wait = async {
-        let mut look = tokio::time::interval(Duration::from_millis(20));
-        while !update.broker_connected().await.unwrap() {
-            look.tick().await;
-        }
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_desired_for_another_channel_is_not_taken_and_takes_back_what_was() {
+    let broker = Broker::start(BrokerOptions::default()).unwrap();
+    let more = format!("[rules]\nautomatic = false\n[mqtt]\nurl = \"{}\"\nfirst-wait-ms = 50\n", broker.url());
+    let mut system = System::new(&more).await;
+    let channel = |name: &str, version: &str| {
+        let url = "http://127.0.0.1:1/update.raucb";
+        desired(&broker, &format!(r#"{{"version":"{version}","url":"{url}","channel":"{name}"}}"#));
     };
-    tokio::time::timeout(PATIENCE, wait).await.unwrap();
+    let version = |report: &UpdateReport| report.latest_version.clone();
+    // As cairn.toml's channel arrives.
+    fs::write(system.path("channel"), "stable\n").unwrap();
+    channel("stable", "1.1.0");
+    system.boot("A", "1.0.0").await;
+    let report = reported(&broker, |report| report.state == "offered").await;
+    assert_eq!((version(&report).as_str(), report.channel.as_str()), ("1.1.0", "stable"));
+    assert_eq!(system.update().await.channel().await.unwrap(), "stable");
+    channel("beta", "2.0.0");
+    let report = reported(&broker, |report| report.state == "idle").await;
+    assert_eq!(version(&report), "1.0.0");
+    // Who changes to it with the next start takes it.
+    fs::write(system.path("channel"), "beta\n").unwrap();
+    system.boot("A", "1.0.0").await;
+    let report = reported(&broker, |report| report.state == "offered" && report.channel == "beta").await;
+    assert_eq!(version(&report), "2.0.0");
+    // Who follows none takes only what is for all.
+    fs::remove_file(system.path("channel")).unwrap();
+    system.boot("A", "1.0.0").await;
+    reported(&broker, |report| report.state == "idle" && report.channel.is_empty()).await;
+    desired(&broker, r#"{"version":"1.2.0","url":"http://127.0.0.1:1/update.raucb"}"#);
+    let report = reported(&broker, |report| report.state == "offered").await;
+    assert_eq!(version(&report), "1.2.0");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -422,7 +498,7 @@ async fn a_gate_without_the_broker_fails_only_where_the_broker_was_there_before(
     system.boot("B", "1.1.0").await;
     system.until_state("booted").await;
     assert!(!system.gate().await, "the broker is away since the update");
-    let log = fs::read_to_string(system.path("gate.log")).unwrap();
+    let log = system.gate_log();
     assert!(log.contains("broker: not connected, as it was before the update"), "{log}");
     broker.start_again().unwrap();
     system.boot("B", "1.1.0").await;
@@ -472,5 +548,5 @@ async fn hawkbit_hears_of_success_only_after_the_slot_is_good_and_of_failure_wit
     until("hawkBit knows of the rollback", || server.told(8).len() > 1).await;
     assert_eq!(server.told(8), [proceeding, ("closed".into(), "failure".into())]);
     let details = server.details(8);
-    assert!(details.contains("slot A failed self-test: 0 models equal their golden output, tries: 1"), "{details}");
+    assert!(details.contains("slot A failed self-test: mnist is not loaded, tries: 1"), "{details}");
 }

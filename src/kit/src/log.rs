@@ -27,6 +27,8 @@ pub const SLOT_GOOD: &str = "b27c5e9d3f1a4c68a0d4e8f6123b7c95";
 pub const UPDATE_FAILED: &str = "7a9e3d5c1b2f4e80b6c8d0a2f4e61357";
 /// An update was tried and given up.
 pub const UPDATE_ROLLED_BACK: &str = "c3d8f0b1a6e54792806b4c2d9e1f7a53";
+/// Somebody asked for a factory reset.
+pub const FACTORY_RESET: &str = "5d2b9c7e41f84a06b3c8e1a7f0d96b42";
 
 /// A model of the store serves in a new version.
 pub const MODEL_UPDATED: &str = "84c1e6d20b7f4a3d9e5f0c6a1b8d7e32";

@@ -37,6 +37,9 @@ pub(crate) const UNSHARE: Need =
     Need { name: "unshare", probe: &["unshare", "--map-root-user", "--mount", "true"], package: "util-linux" };
 /// What writes and verifies bundles of updates.
 pub(crate) const RAUC: Need = Need { name: "rauc", probe: &["rauc", "--version"], package: "rauc" };
+/// What decides who may do what.
+pub(crate) const POLKIT: Need =
+    Need { name: "polkitd", probe: &["test", "-x", "/usr/lib/polkit-1/polkitd"], package: "polkitd" };
 /// What packs bundles.
 pub(crate) const SQUASHFS: Need =
     Need { name: "mksquashfs", probe: &["mksquashfs", "-version"], package: "squashfs-tools" };

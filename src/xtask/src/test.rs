@@ -11,7 +11,8 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::need::{
-    self, BROKER, BUS, BUSCTL, MQTT_CLIENTS, Need, OPENSSL, PYTHON, RAUC, SLOTS, SQUASHFS, STRACE, UNSHARE,
+    self, BROKER, BUS, BUSCTL, FW_SETENV, MQTT_CLIENTS, Need, OPENSSL, POLKIT, PYTHON, RAUC, SLOTS, SQUASHFS, STRACE,
+    UNSHARE,
 };
 use crate::step::{self, Counts};
 use crate::{board, bootloader, check, fuzz, gpu, patches, teflon};
@@ -21,6 +22,7 @@ const LIMIT: Duration = Duration::from_secs(30 * 60);
 
 /// Test files that need more than a Rust toolchain.
 const NEEDS: &[(&str, &[Need])] = &[
+    ("authority", &[BUS, BUSCTL, POLKIT, SLOTS]),
     ("clients", &[BUS, BROKER, MQTT_CLIENTS, BUSCTL, PYTHON]),
     ("cpu_reference", &[PYTHON]),
     ("crashes", &[STRACE, UNSHARE]),
@@ -28,11 +30,13 @@ const NEEDS: &[(&str, &[Need])] = &[
     ("models", &[BUS, BROKER, MQTT_CLIENTS]),
     ("delegate", &[PYTHON]),
     ("health", &[BUS, BROKER, MQTT_CLIENTS]),
+    ("provisioning", &[BUSCTL]),
     ("programs", &[BUS, BROKER]),
     ("mqtt", &[BUS, BROKER, MQTT_CLIENTS]),
     ("update", &[BUS, BROKER, MQTT_CLIENTS, RAUC, SQUASHFS, OPENSSL, SLOTS]),
     ("spool", &[BROKER, MQTT_CLIENTS, UNSHARE]),
     ("units", &[BUSCTL]),
+    ("whole_machine", &[BUS, BROKER, MQTT_CLIENTS, RAUC, SQUASHFS, OPENSSL, SLOTS, FW_SETENV]),
 ];
 
 /// Runs all of it and prints the counts; a part that cannot even start counts as failed.

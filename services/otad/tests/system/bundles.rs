@@ -80,12 +80,19 @@ pub(crate) struct Recipe {
     pub(crate) compatible: &'static str,
     pub(crate) signer: &'static str,
     pub(crate) bytes: usize,
+    /// Whether it has a kernel for a partition of its own.
+    pub(crate) boot: bool,
 }
 
 impl Default for Recipe {
     fn default() -> Self {
-        Self { version: "1.1.0", compatible: "test-board", signer: "release", bytes: BYTES }
+        Self { version: "1.1.0", compatible: "test-board", signer: "release", bytes: BYTES, boot: false }
     }
+}
+
+/// What a bundle of a version writes into the partition of its kernel.
+pub(crate) fn kernel(version: &str) -> Vec<u8> {
+    format!("kernel {version}\n").repeat(1000).into_bytes()
 }
 
 /// A bundle, and what it writes into the slot.
@@ -111,10 +118,14 @@ impl Bundle {
             .collect();
         fs::write(content.join("rootfs.img"), &payload).unwrap();
         let Recipe { version, compatible, signer, .. } = recipe;
-        let manifest = format!(
+        let mut manifest = format!(
             "[update]\ncompatible={compatible}\nversion={version}\n[hooks]\nfilename=hook.sh\n\
              [image.rootfs]\nfilename=rootfs.img\nhooks=pre-install;post-install\n"
         );
+        if recipe.boot {
+            manifest += "[image.boot]\nfilename=boot.img\n";
+            fs::write(content.join("boot.img"), kernel(version)).unwrap();
+        }
         let hook = content.join("hook.sh");
         fs::write(&hook, HOOK).unwrap();
         fs::set_permissions(&hook, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -128,6 +139,18 @@ impl Bundle {
             .unwrap();
         assert!(output.status.success(), "rauc bundle: {}", String::from_utf8_lossy(&output.stderr));
         Self { file, payload, _folder: folder }
+    }
+
+    /// SHA-256 of the manifest that RAUC put into the bundle.
+    pub(crate) fn manifest_hash(&self) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let mut unpack = Command::new("unsquashfs");
+        unpack.args(["-no-progress", "-dest"]).arg(folder.path().join("bundle")).arg(&self.file).arg("manifest.raucm");
+        let output = unpack.output().unwrap();
+        assert!(output.status.success(), "unsquashfs: {}", String::from_utf8_lossy(&output.stderr));
+        let manifest = fs::read(folder.path().join("bundle/manifest.raucm")).unwrap();
+        let digest = ring::digest::digest(&ring::digest::SHA256, &manifest);
+        digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// Turns one byte in the middle over.

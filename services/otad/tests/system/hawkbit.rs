@@ -15,6 +15,8 @@ struct State {
     action: Option<(u32, Vec<u8>)>,
     /// What it was told of each action, in order: execution, finished, details.
     told: Vec<(u32, String, String, String)>,
+    /// What the device says about itself.
+    attributes: Value,
     /// What it was asked, with the authorization.
     asked: Vec<(String, String)>,
 }
@@ -64,6 +66,11 @@ impl Server {
         state.told.iter().filter(|it| it.0 == action).map(|it| format!("{}\n", it.3)).collect()
     }
 
+    /// What the device said about itself last.
+    pub(crate) fn attributes(&self) -> Value {
+        self.state.lock().unwrap().attributes.clone()
+    }
+
     /// The authorization that came with requests whose path contains `words`.
     pub(crate) fn authorization(&self, words: &str) -> Option<String> {
         let state = self.state.lock().unwrap();
@@ -111,14 +118,17 @@ impl Server {
         let rest = path.strip_prefix("/DEFAULT/controller/v1/d").unwrap_or(path);
         match (method, rest, &state.action) {
             ("GET", "", action) => {
-                let mut links = json!({"configData": {"href": format!("{base}/configData")}});
+                let mut links = json!({});
                 if let Some((action, _)) = action {
                     links["deploymentBase"] = json!({"href": format!("{base}/deploymentBase/{action}?c=1")});
                 }
                 let answer = json!({"config": {"polling": {"sleep": "00:00:01"}}, "_links": links});
                 (200, answer.to_string().into())
             }
-            ("PUT", "/configData", _) => (200, Vec::new()),
+            ("PUT", "/configData", _) => {
+                state.attributes = serde_json::from_slice::<Value>(body).unwrap()["data"].take();
+                (200, Vec::new())
+            }
             (_, "/download/update.raucb", Some((_, bundle))) => (200, bundle.clone()),
             ("GET", deployment, Some((action, bundle))) if deployment == format!("/deploymentBase/{action}") => {
                 let href = format!("{}/download/update.raucb", self.url());

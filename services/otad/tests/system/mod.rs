@@ -4,6 +4,7 @@
 
 pub(crate) mod bundles;
 pub(crate) mod hawkbit;
+pub(crate) mod whole;
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,7 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use api::dbus::{Job1Proxy, Update1Proxy};
-use testkit::{Bus, Daemon, Process};
+use api::mqtt::UpdateReport;
+use testkit::{Broker, Bus, Daemon, Process};
 use zbus::fdo::DBusProxy;
 use zbus::{Connection, OwnedObjectPath, Variant, connection};
 
@@ -128,6 +130,8 @@ pub(crate) struct Machine {
     pub(crate) models: usize,
     /// Starts of the machine that were asked for.
     pub(crate) reboots: usize,
+    /// Whether logind refuses them.
+    pub(crate) stays: bool,
     /// What the thermal level is.
     pub(crate) thermal: &'static str,
     /// Whether polkit allows.
@@ -145,6 +149,8 @@ pub(crate) struct System {
     otad: Option<Daemon>,
     boots: u32,
     more: String,
+    /// What the gate wants to be active.
+    units: &'static [&'static str],
     _stand_ins: Connection,
 }
 
@@ -158,17 +164,23 @@ impl System {
 
     /// A machine that is off.
     pub(crate) async fn new(more: &str) -> Self {
+        let system = Self::bare(more, true).await;
+        let config = SYSTEM
+            .replace("@DIR@", &system.folder.path().display().to_string())
+            .replace("@KEYS@", &bundles::keys().display().to_string())
+            .replace("@A@", &system.slots[0].device)
+            .replace("@B@", &system.slots[1].device);
+        fs::write(system.path("system.conf"), config).unwrap();
+        system
+    }
+
+    /// A machine without RAUC's configuration. `npu`: whether something stands in for the NPU's daemon as well.
+    async fn bare(more: &str, npu: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let policy = folder.path().join("open.conf");
         fs::write(&policy, OPEN).unwrap();
         let bus = Bus::start(&policy, &[], &[]).unwrap();
         let slots = ["a", "b"].map(|name| Slot::new(folder.path().join(name)));
-        let system = SYSTEM
-            .replace("@DIR@", &folder.path().display().to_string())
-            .replace("@KEYS@", &bundles::keys().display().to_string())
-            .replace("@A@", &slots[0].device)
-            .replace("@B@", &slots[1].device);
-        fs::write(folder.path().join("system.conf"), system).unwrap();
         for (name, text) in [("bootloader.sh", BOOTLOADER), ("handler.sh", HANDLER), ("point.sh", POINT)] {
             let script = folder.path().join(name);
             fs::write(&script, text.replace("@DIR@", &folder.path().display().to_string())).unwrap();
@@ -182,12 +194,23 @@ impl System {
             fs::create_dir_all(folder.path().join("sys/bus/platform/drivers").join(device)).unwrap();
         }
         let units = ["npud.service", "otad.service"].map(String::from).into();
-        let machine = Machine { units, models: 1, reboots: 0, thermal: "normal", allowed: true };
+        let machine = Machine { units, models: 1, reboots: 0, stays: false, thermal: "normal", allowed: true };
         let machine = Arc::new(Mutex::new(machine));
-        let stand_ins = stand_ins(&bus, &machine).await;
+        let stand_ins = stand_ins(&bus, &machine, npu).await;
         let client = connection::Builder::address(bus.address()).build().await.unwrap();
-        let more = more.to_owned();
-        Self { folder, bus, client, machine, slots, rauc: None, otad: None, boots: 0, more, _stand_ins: stand_ins }
+        Self {
+            folder,
+            bus,
+            client,
+            machine,
+            slots,
+            rauc: None,
+            otad: None,
+            boots: 0,
+            more: more.to_owned(),
+            units: &["npud.service", "otad.service"],
+            _stand_ins: stand_ins,
+        }
     }
 
     /// Has RAUC killed, or held, at a point of its next work.
@@ -216,16 +239,25 @@ impl System {
 
     /// Starts the machine anew, from a slot with a version in it.
     pub(crate) async fn boot(&mut self, slot: &str, version: &str) {
-        self.otad = None;
-        self.stop_rauc();
-        self.boots += 1;
-        fs::write(self.path("boot-id"), format!("boot-{}\n", self.boots)).unwrap();
-        fs::write(self.path("os-release"), format!("ID=test\nVERSION_ID={version}\n")).unwrap();
         let text = fs::read_to_string(self.path("bootloader")).unwrap();
         let (before, _) = text.rsplit_once("current=").unwrap();
         fs::write(self.path("bootloader"), format!("{before}current={slot}\n")).unwrap();
+        self.power_off();
+        self.kernel_starts(version);
         self.start_rauc(slot).await;
         self.start_otad();
+    }
+
+    fn power_off(&mut self) {
+        self.otad = None;
+        self.stop_rauc();
+    }
+
+    /// A boot that has a name of its own.
+    fn kernel_starts(&mut self, version: &str) {
+        self.boots += 1;
+        fs::write(self.path("boot-id"), format!("boot-{}\n", self.boots)).unwrap();
+        fs::write(self.path("os-release"), format!("ID=test\nVERSION_ID={version}\n")).unwrap();
     }
 
     pub(crate) async fn start_rauc(&mut self, slot: &str) {
@@ -235,6 +267,9 @@ impl System {
         command.arg(format!("--conf={}", self.path("system.conf").display()));
         command.arg(format!("--override-boot-slot={slot}")).arg("service");
         command.env("DBUS_SYSTEM_BUS_ADDRESS", self.bus.address());
+        // Programs that a machine has and this one may have otherwise.
+        let path = std::env::var("PATH").unwrap();
+        command.env("PATH", format!("{}:{path}", self.path("bin").display()));
         command.stderr(fs::File::create(self.path("rauc.log")).unwrap());
         command.stdout(fs::File::create(self.path("rauc.out")).unwrap());
         self.rauc = Some(Process::start(&mut command, "rauc").unwrap());
@@ -248,16 +283,24 @@ impl System {
         }
     }
 
+    /// Sends RAUC a signal.
+    pub(crate) fn signal_rauc(&mut self, signal: &str) {
+        let process = self.rauc.as_mut().unwrap().child().id();
+        let status = Command::new("kill").args(["-s", signal, &process.to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
     pub(crate) fn config(&self) -> String {
         let (address, folder) = (self.bus.address(), self.folder.path().display());
         format!(
             "device-name = \"d\"\nbus = {{ address = \"{address}\" }}\nlook-ms = 50\n\
-             [gate]\nunits = [\"npud.service\", \"otad.service\"]\ndeadline-seconds = 1\n\
+             [gate]\nunits = {:?}\ndeadline-seconds = 1\n\
              [retry]\nfirst-seconds = 0\nattempts = 3\n\
              [model-store]\nfolder = \"{folder}/models\"\nkeys = \"{folder}/keys\"\n\
              [places]\nstate = \"{folder}/state\"\ngate = \"{folder}/gate\"\nos-release = \"{folder}/os-release\"\n\
-             boot-id = \"{folder}/boot-id\"\nsysfs = \"{folder}/sys\"\npstore = [\"{folder}/pstore\"]\n{}",
-            self.more
+             boot-id = \"{folder}/boot-id\"\nsysfs = \"{folder}/sys\"\npstore = [\"{folder}/pstore\"]\n\
+             channel = \"{folder}/channel\"\n{}",
+            self.units, self.more
         )
     }
 
@@ -296,6 +339,11 @@ impl System {
         let log = fs::File::create(self.path("gate.log")).unwrap();
         command.arg("--config").arg(config).arg("gate").stderr(log).env_remove("JOURNAL_STREAM");
         tokio::time::timeout(PATIENCE, command.status()).await.unwrap().unwrap().success()
+    }
+
+    /// What the gate said last.
+    pub(crate) fn gate_log(&self) -> String {
+        fs::read_to_string(self.path("gate.log")).unwrap()
     }
 
     pub(crate) async fn update(&self) -> Update1Proxy<'static> {
@@ -382,6 +430,13 @@ impl System {
         text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('=')).unwrap().to_owned()
     }
 
+    /// Checks that no slot was written since the machine was made.
+    pub(crate) fn check_untouched(&self) {
+        for slot in &self.slots {
+            assert!(fs::read(&slot.file).unwrap().iter().all(|byte| *byte == FACTORY), "{slot:?} was written");
+        }
+    }
+
     /// Checks that the machine would come up: what the bootloader prefers is good, and whole.
     pub(crate) fn check_bootable(&self, payload: &[u8]) {
         let slot = self.preferred();
@@ -393,23 +448,76 @@ impl System {
     }
 }
 
+/// Waits until something has come to pass.
+pub(crate) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let wait = async {
+        let mut look = tokio::time::interval(Duration::from_millis(20));
+        while !condition() {
+            look.tick().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("{what} did not come to pass"));
+}
+
+/// Waits until the daemon has a broker.
+pub(crate) async fn until_connected(system: &System) {
+    let update = system.update().await;
+    let wait = async {
+        let mut look = tokio::time::interval(Duration::from_millis(20));
+        while !update.broker_connected().await.unwrap() {
+            look.tick().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait).await.unwrap();
+}
+
+/// Waits for a retained report that satisfies `condition`.
+pub(crate) async fn reported(broker: &Broker, condition: impl Fn(&UpdateReport) -> bool) -> UpdateReport {
+    let mut command = tokio::process::Command::from(broker.client("mosquitto_sub").unwrap());
+    command.args(["-t", "cairn/d/update/state"]).stdout(std::process::Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().unwrap();
+    let mut lines = tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(child.stdout.take().unwrap()));
+    let mut last = String::new();
+    let wait = async {
+        while let Some(line) = lines.next_line().await.unwrap() {
+            let report: UpdateReport = serde_json::from_str(&line).unwrap();
+            if condition(&report) {
+                return report;
+            }
+            last = line;
+        }
+        panic!("mosquitto_sub ended");
+    };
+    match tokio::time::timeout(PATIENCE, wait).await {
+        Ok(report) => report,
+        Err(_) => panic!("the last report was {last}"),
+    }
+}
+
 /// Serves what the daemon asks beside RAUC.
-async fn stand_ins(bus: &Bus, machine: &Arc<Mutex<Machine>>) -> Connection {
+async fn stand_ins(bus: &Bus, machine: &Arc<Mutex<Machine>>, npu: bool) -> Connection {
     let state = || Arc::clone(machine);
-    let builder = connection::Builder::address(bus.address())
+    let mut builder = connection::Builder::address(bus.address())
         .name("org.freedesktop.systemd1")
         .name("org.freedesktop.login1")
         .name("org.freedesktop.PolicyKit1")
-        .name("org.cairn.Npu1")
-        .serve_at("/org/freedesktop/systemd1", Systemd(state()))
         .serve_at("/org/freedesktop/login1", Logind(state()))
-        .serve_at("/org/freedesktop/PolicyKit1/Authority", Polkit(state()))
-        .serve_at("/org/cairn/Npu1", Models(state()))
-        .serve_at("/org/cairn/Npu1/device/npu0", Device(state()));
+        .serve_at("/org/freedesktop/PolicyKit1/Authority", Polkit(state()));
+    if npu {
+        builder = builder
+            .name("org.cairn.Npu1")
+            .serve_at("/org/freedesktop/systemd1", Systemd(state()))
+            .serve_at("/org/cairn/Npu1", Models(state()))
+            .serve_at("/model/0", Model)
+            .serve_at("/org/cairn/Npu1/device/npu0", Device(state()));
+    } else {
+        builder = builder.serve_at("/org/freedesktop/systemd1", whole::Systemd);
+    }
     builder.build().await.unwrap()
 }
 
 struct Systemd(Arc<Mutex<Machine>>);
+struct Model;
 struct Logind(Arc<Mutex<Machine>>);
 struct Polkit(Arc<Mutex<Machine>>);
 struct Models(Arc<Mutex<Machine>>);
@@ -417,24 +525,46 @@ struct Device(Arc<Mutex<Machine>>);
 
 type Unit = (String, String, String, String, String, String, OwnedObjectPath, u32, String, OwnedObjectPath);
 
+fn unit(name: String, active: bool) -> Unit {
+    let root = || OwnedObjectPath::try_from("/").unwrap();
+    let state = if active { "active" } else { "failed" }.into();
+    let text = String::new;
+    (name, text(), "loaded".into(), state, text(), text(), root(), 0, text(), root())
+}
+
 #[zbus::interface(name = "org.freedesktop.systemd1.Manager")]
 impl Systemd {
     fn list_units_by_names(&self, names: Vec<String>) -> Vec<Unit> {
         let machine = self.0.lock().unwrap();
-        let root = || OwnedObjectPath::try_from("/").unwrap();
-        let unit = |name: String| {
-            let active = if machine.units.contains(&name) { "active" } else { "failed" };
-            let text = String::new;
-            (name, text(), "loaded".into(), active.into(), text(), text(), root(), 0, text(), root())
-        };
-        names.into_iter().map(unit).collect()
+        let units = names.into_iter().map(|name| {
+            let active = machine.units.contains(&name);
+            unit(name, active)
+        });
+        units.collect()
+    }
+}
+
+#[zbus::interface(name = "org.cairn.Model1")]
+impl Model {
+    fn verify(&self, _options: HashMap<String, zbus::wire::OwnedVariant>) -> &'static str {
+        "trusted"
+    }
+
+    #[zbus(property)]
+    fn name(&self) -> &'static str {
+        "mnist"
     }
 }
 
 #[zbus::interface(name = "org.freedesktop.login1.Manager")]
 impl Logind {
-    fn reboot(&self, _interactive: bool) {
-        self.0.lock().unwrap().reboots += 1;
+    fn reboot(&self, _interactive: bool) -> zbus::fdo::Result<()> {
+        let mut machine = self.0.lock().unwrap();
+        if machine.stays {
+            return Err(zbus::fdo::Error::AccessDenied("somebody inhibits it".into()));
+        }
+        machine.reboots += 1;
+        Ok(())
     }
 }
 
@@ -448,7 +578,7 @@ impl Polkit {
         _flags: u32,
         _cancellation: String,
     ) -> (bool, bool, HashMap<String, String>) {
-        assert_eq!(action, "org.cairn.update1.install");
+        assert!(action.starts_with("org.cairn.update1."), "{action}");
         (self.0.lock().unwrap().allowed, false, HashMap::new())
     }
 }

@@ -53,6 +53,8 @@ pub const UPDATE_NAME: &str = "org.cairn.Update1";
 pub const UPDATE_ROOT: &str = "/org/cairn/Update1";
 /// Polkit action of `Install`, `Proceed` and `Dismiss`.
 pub const INSTALL_UPDATES: &str = "org.cairn.update1.install";
+/// Polkit action of `FactoryReset`.
+pub const FACTORY_RESET: &str = "org.cairn.update1.factory-reset";
 
 /// Polkit action of `Add` and `Fetch` of the model store.
 pub const MANAGE_MODEL_STORE: &str = "org.cairn.update1.manage-models";

@@ -283,12 +283,17 @@ pub trait Update1 {
     /// Whether the broker is connected.
     #[zbus(property)]
     fn broker_connected(&self) -> zbus::Result<bool>;
+    /// Which updates this machine is for.
+    #[zbus(property)]
+    fn channel(&self) -> zbus::Result<String>;
     /// Starts an update. Returns the job.
     fn install(&self, source: &str, options: Options<'_>) -> zbus::Result<OwnedObjectPath>;
     /// Does now what waits.
     fn proceed(&self, options: Options<'_>) -> zbus::Result<()>;
     /// Forgets an offer, a failure or a rollback.
     fn dismiss(&self, options: Options<'_>) -> zbus::Result<()>;
+    /// Empties the machine and starts it anew.
+    fn factory_reset(&self, options: Options<'_>) -> zbus::Result<()>;
 }
 
 /// The store of signed models.

@@ -26,6 +26,9 @@ pub struct DesiredUpdate {
     /// SHA-256 of the bundle's manifest, as `rauc info` prints it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub manifest_hash: Option<String>,
+    /// For which channel: only devices that follow it take this; all where it is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channel: Option<String>,
     /// Which part of the fleet goes first; all where it is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wave: Option<UpdateWave>,
@@ -131,6 +134,9 @@ impl DesiredUpdate {
 pub struct UpdateReport {
     /// `idle`, `offered`, `checking`, `installing`, `installed`, `booted`, `healthy`, `rolled-back` or `failed`.
     pub state: String,
+    /// Which updates this device is for; empty where nobody said.
+    #[serde(default)]
+    pub channel: String,
     /// What runs.
     pub installed_version: String,
     /// What is or was wanted, or what runs where nothing is.
@@ -220,7 +226,7 @@ mod tests {
     fn a_desired_state_is_read_as_it_is_written() {
         let text = format!(
             r#"{{"version":"1.4.0","url":"https://example.org/a.raucb","manifest_hash":"{HASH}",
-                "wave":{{"seed":"1.4.0","percent":12.5}},"window":{{"from":"22:30","to":"04:00"}}}}"#
+                "channel":"beta","wave":{{"seed":"1.4.0","percent":12.5}},"window":{{"from":"22:30","to":"04:00"}}}}"#
         );
         let desired = DesiredUpdate::decode(text.as_bytes()).unwrap().unwrap();
         let again = serde_json::to_vec(&desired).unwrap();
