@@ -2,6 +2,8 @@
 //!
 //! Features arrive as NHWC without padding, weights as kernels; both as the numbers that the MAC array multiplies.
 
+use std::sync::Arc;
+
 use half::{bf16, f16};
 use npu_regs::{Block, ConvMode, Precision, cna};
 
@@ -39,6 +41,8 @@ pub(crate) struct Fetch {
     pub(crate) output_pixels: u32,
     pub(crate) kernels: usize,
     pub(crate) pad_value: u32,
+    /// Steps between inputs of a transposed convolution, with zeros between them; 1 otherwise.
+    pub(crate) spread: [usize; 2],
     features: FeatureAddress,
     weights: WeightAddress,
     converter: Option<Converter>,
@@ -88,7 +92,6 @@ impl Fetch {
         agree("CNA precisions", kind.in_precision as u32, kind.proc_precision as u32)?;
         let sums = !matches!(kind.in_precision, Precision::Int32 | Precision::Fp32);
         proven(sums, "a convolution of 32-bit elements")?;
-        simulated(!kind.deconv, "transposed convolution")?;
         let size = registers.get::<cna::DataSize0>()?;
         let channels = registers.get::<cna::DataSize1>()?.datain_channel;
         let dma = registers.get::<cna::FcDataSize0>()?;
@@ -109,6 +112,7 @@ impl Fetch {
             output_pixels: registers.get::<cna::DataSize3>()?.dataout_atomics,
             kernels: if depthwise { 1 } else { weight_size.weight_kernels as usize },
             pad_value: registers.get::<cna::PadCon1>()?.pad_value,
+            spread: spread(registers, &kind)?,
             features: FeatureAddress::decode(registers, &kind)?,
             weights: WeightAddress::decode(registers)?,
             converter: Converter::decode(registers, &kind)?,
@@ -125,6 +129,7 @@ impl Fetch {
         proven(kernels > 0, "a convolution without kernels")?;
         self.check_unused(registers)?;
         self.check_products()?;
+        self.check_transposed()?;
         let decompression = registers.get::<cna::DcompCtrl>()?;
         simulated(decompression.decomp_control == 0, "weight decompression")?;
         if self.depthwise {
@@ -146,8 +151,6 @@ impl Fetch {
         let buffering = registers.get::<cna::ConvCon2>()?;
         proven(cna::ConvCon2 { feature_grains: 0, ..buffering } == Default::default(), "a mode in CNA_CONV_CON2")?;
         proven(registers.get::<cna::DataSize3>()?.surf_mode == 0, "SURF_MODE")?;
-        let step = registers.get::<cna::ConvCon3>()?;
-        proven(step.deconv_y_stride == 0 && step.deconv_x_stride == 0, "a transposed stride without transposition")?;
         if self.converter.is_none() { registers.unused::<cna::CvtCon5>() } else { Ok(()) }
     }
 
@@ -158,6 +161,40 @@ impl Fetch {
         }
         let product = self.taps() == 1 && self.window.stride == [1, 1] && self.window.pad == [0, 0];
         proven(product && self.pad_value == 0 && !self.depthwise, "a window over elements of this precision")
+    }
+
+    /// A transposed convolution was seen in half precision, with single steps.
+    fn check_transposed(&self) -> Result<()> {
+        if self.spread == [1, 1] {
+            return Ok(());
+        }
+        let plain = self.window.stride == [1, 1] && self.window.dilation == [1, 1] && !self.depthwise;
+        proven(plain, "a transposed convolution with steps, dilation or one filter per channel")?;
+        proven(self.precision == Precision::Fp16, "a transposed convolution of other than half precision")
+    }
+
+    /// Rows and columns that the windows move over, inserted zeros included.
+    pub(crate) fn grid(&self) -> [usize; 2] {
+        [(self.height - 1) * self.spread[0] + 1, (self.width - 1) * self.spread[1] + 1]
+    }
+
+    /// Features with zeros between them, as the windows of a transposed convolution see them. SOURCE: npu-spec 4.11.
+    pub(crate) fn spread_out(&self, features: Arc<Vec<u8>>) -> Arc<Vec<u8>> {
+        if self.spread == [1, 1] {
+            return features;
+        }
+        let pixel = self.bytes_of(self.channels);
+        let [rows, columns] = self.grid();
+        let mut spread = vec![0; rows * columns * pixel];
+        // QUIRK(Q32): which wrong values silicon gives is unknown; here all features are zero.
+        if (0..2).any(|axis| self.spread[axis] == 2 && (12..16).contains(&self.window.pad[axis])) {
+            return Arc::new(spread);
+        }
+        for (at, from) in features.chunks_exact(pixel).enumerate() {
+            let (row, column) = (at / self.width * self.spread[0], at % self.width * self.spread[1]);
+            spread[(row * columns + column) * pixel..][..pixel].copy_from_slice(from);
+        }
+        Arc::new(spread)
     }
 
     /// Bytes of `elements` elements.
@@ -337,6 +374,18 @@ impl Window {
     /// Positions that `outputs` windows cover along one axis.
     pub(crate) fn span(&self, axis: usize, outputs: usize) -> usize {
         (outputs - 1) * self.stride[axis] + (self.kernel[axis] - 1) * self.dilation[axis] + 1
+    }
+}
+
+/// Steps between the inputs of a transposed convolution. SOURCE: npu-spec 4.11 [HW]: equal powers of two, and two rows with
+/// single columns.
+fn spread(registers: &RegisterFile, kind: &cna::ConvCon1) -> Result<[usize; 2]> {
+    let step = registers.get::<cna::ConvCon3>()?;
+    let spread = [step.deconv_y_stride as usize + 1, step.deconv_x_stride as usize + 1];
+    match (kind.deconv, spread) {
+        (false, [1, 1]) | (true, [1, 1] | [2, 2] | [4, 4] | [8, 8] | [2, 1]) => Ok(spread),
+        (false, _) => Err(Fault::Unproven("a transposed stride without transposition")),
+        (true, _) => Err(Fault::Unproven("these transposed strides")),
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) fn run(task: &mut Core, space: &Space, readers: bool, left: u64) -> R
     let truncate = registers.get::<core::ClipTruncate>()?.clip_truncate;
     task.poisoned |= poisons(registers)?;
     let group = post.writer.group;
-    let features = task.cbuf.features(&fetch, || fetch.read_features(space))?;
+    let features = fetch.spread_out(task.cbuf.features(&fetch, || fetch.read_features(space))?);
     let weights = task.cbuf.weights(&fetch, || match fetch.depthwise {
         true => fetch.read_depthwise_weights(space, group),
         false => fetch.read_direct_weights(space, group),
@@ -88,7 +88,8 @@ fn macs(fetch: &Fetch, extents: Extents) -> u64 {
 /// Windows that start far beyond the input make no sense, and would make padding as large as a program likes.
 fn check_window(fetch: &Fetch, extents: Extents) -> Result<()> {
     let window = &fetch.window;
-    for (axis, outputs, inputs) in [(0, extents.height, fetch.height), (1, extents.width, fetch.width)] {
+    let [rows, columns] = fetch.grid();
+    for (axis, outputs, inputs) in [(0, extents.height, rows), (1, extents.width, columns)] {
         let last = (outputs - 1) * window.stride[axis];
         proven(last <= inputs + window.pad[axis] + MOST_PAD, "windows that start far beyond the input")?;
     }

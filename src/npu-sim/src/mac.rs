@@ -59,16 +59,17 @@ impl<T: Copy> Padded<T> {
         let (rows, columns) = (window.span(0, extents.height), window.span(1, extents.width));
         let channels = fetch.channels;
         let [top, left] = window.pad;
+        let [height, width] = fetch.grid();
         let mut data = Vec::with_capacity(rows * columns * channels);
         for row in 0..rows {
-            let Some(h) = row.checked_sub(top).filter(|h| *h < fetch.height) else {
+            let Some(h) = row.checked_sub(top).filter(|h| *h < height) else {
                 data.extend((0..columns).flat_map(|_| outside));
                 continue;
             };
             let before = left.min(columns);
-            let inside = fetch.width.min(columns - before);
+            let inside = width.min(columns - before);
             data.extend((0..before).flat_map(|_| outside));
-            data.extend_from_slice(&features[h * fetch.width * channels..][..inside * channels]);
+            data.extend_from_slice(&features[h * width * channels..][..inside * channels]);
             data.extend((before + inside..columns).flat_map(|_| outside));
         }
         Self { data, columns, channels }

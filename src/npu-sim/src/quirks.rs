@@ -4,8 +4,7 @@
 
 /// An erratum that this simulator reproduces.
 ///
-/// Not modelled: Q15 to Q17 (tables) and Q32 (transposed convolution), as those paths are not
-/// simulated; Q33, a rare low-order difference that nobody can predict; Q13, which is the width of the fields; Q34, which
+/// Not modelled: Q15 to Q17 (tables), as that path is not simulated; Q33, a rare low-order difference that nobody can predict; Q13, which is the width of the fields; Q34, which
 /// says that cores do not disturb each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Quirk {
@@ -64,6 +63,9 @@ pub enum Quirk {
     Q30,
     /// An access outside all buffers ends by the watchdog.
     Q31,
+    /// A transposed convolution of stride 2 with padding from 12 to 15 is wrong. How wrong nobody knows; here its features
+    /// are zero.
+    Q32,
 }
 
 impl Quirk {
@@ -97,6 +99,7 @@ impl Quirk {
             Self::Q29 => "a buffer is listed twice",
             Self::Q30 => "a hung job is retired as a success",
             Self::Q31 => "an access outside all buffers",
+            Self::Q32 => "a transposed convolution of stride 2 with padding from 12 is wrong",
         }
     }
 }

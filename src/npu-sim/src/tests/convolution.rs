@@ -1,11 +1,11 @@
 //! Convolutions of random shapes against a scalar reference.
 
 use half::f16;
-use npu_regs::Precision;
+use npu_regs::{Precision, Register, cna};
 use proptest::prelude::*;
 
-use crate::Options;
-use crate::testbed::{Bed, Conv, open};
+use crate::testbed::{Bed, Conv, Stream, open, set};
+use crate::{Fault, Options};
 
 /// A number from a position, the same on every run.
 fn noise(seed: u64, position: usize) -> u64 {
@@ -346,4 +346,97 @@ fn a_program_with_any_bit_wrong_ends() {
         }
     }
     assert_eq!(bed.simulator.counters().jobs, 64 * stream.len() as u64);
+}
+
+/// The program of a transposed convolution: that of a plain one with steps between its inputs.
+fn transposed(conv: &Conv, bed: &Bed, spread: [usize; 2]) -> Stream {
+    let mut stream = conv.program(bed);
+    let (precision, [y, x]) = (conv.precision, spread.map(|steps| steps as u32 - 1));
+    let kind = cna::ConvCon1 { deconv: true, proc_precision: precision, in_precision: precision, ..Default::default() };
+    let step = cna::ConvCon3 {
+        deconv_y_stride: y,
+        deconv_x_stride: x,
+        conv_y_stride: conv.stride[0] as u32,
+        conv_x_stride: conv.stride[1] as u32,
+        ..Default::default()
+    };
+    set(&mut stream, cna::ConvCon1::INFO, kind.encode().unwrap());
+    set(&mut stream, cna::ConvCon3::INFO, step.encode().unwrap());
+    stream
+}
+
+/// A kernel over inputs with steps between them, `pad` before the first and after the last.
+fn stepped(input: [usize; 2], spread: [usize; 2], kernel: usize, pad: usize) -> Conv {
+    let grid = [0, 1].map(|axis| (input[axis] - 1) * spread[axis] + 1);
+    Conv {
+        input,
+        kernel: [kernel; 2],
+        pad: [pad; 2],
+        output: grid.map(|extent| extent + 2 * pad + 1 - kernel),
+        kernels: 16,
+        ..Conv::pointwise(Precision::Fp16, Precision::Fp16)
+    }
+}
+
+/// The output of a transposed convolution, and of a plain one whose features have the zeros in memory.
+fn both(conv: &Conv, spread: [usize; 2]) -> [Vec<u8>; 2] {
+    let mut bed = Bed::new(Options::default());
+    fill(&mut bed, conv, |seed, at| half(seed, at).to_le_bytes());
+    let stream = transposed(conv, &bed, spread);
+    let output = bed.run(&[&stream]);
+    assert_eq!(bed.fault(), None, "{conv:?}");
+    let grid = [0, 1].map(|axis| (conv.input[axis] - 1) * spread[axis] + 1);
+    let plain = Conv { input: grid, ..conv.clone() };
+    let mut bed = Bed::new(Options::default());
+    fill(&mut bed, &plain, |seed, at| half(seed, at).to_le_bytes());
+    open(&mut bed.features).fill(0);
+    for (h, w, c) in (0..conv.input[0])
+        .flat_map(|h| (0..conv.input[1]).map(move |w| (h, w)))
+        .flat_map(|(h, w)| (0..conv.channels).map(move |c| (h, w, c)))
+    {
+        let at = plain.feature_at(h * spread[0], w * spread[1], c);
+        open(&mut bed.features)[at..at + 2].copy_from_slice(&half(1, position(conv, h, w, c)).to_le_bytes());
+    }
+    let stream = plain.program(&bed);
+    let expected = bed.run(&[&stream]);
+    assert_eq!(bed.fault(), None, "{plain:?}");
+    let bytes = conv.output[0] * conv.output[1] * 32;
+    [output, expected].map(|output| output[..bytes].to_vec())
+}
+
+#[test]
+fn a_transposed_convolution_sees_zeros_between_its_inputs() {
+    for (spread, kernel, pad) in [([2, 2], 4, 2), ([4, 4], 4, 3), ([8, 8], 9, 7), ([2, 1], 3, 1)] {
+        let [found, expected] = both(&stepped([4, 5], spread, kernel, pad), spread);
+        assert!(found == expected && found.iter().any(|byte| *byte != 0), "{spread:?}");
+    }
+}
+
+#[test]
+fn q32_stride_two_with_padding_from_twelve_is_wrong() {
+    for (spread, pad, right) in [([2, 2], 11, true), ([2, 2], 12, false), ([2, 2], 15, false), ([4, 4], 12, true)] {
+        let [found, expected] = both(&stepped([4, 4], spread, pad + 1, pad), spread);
+        assert_eq!(found == expected, right, "{spread:?}, padding {pad}");
+    }
+}
+
+#[test]
+fn what_nobody_saw_of_transposed_convolutions_is_refused() {
+    let refused = |conv: &Conv, spread: [usize; 2]| {
+        let mut bed = Bed::new(Options::default());
+        let stream = transposed(conv, &bed, spread);
+        bed.run(&[&stream]);
+        bed.fault()
+    };
+    let plain = stepped([4, 4], [2, 2], 3, 1);
+    let strides = Some(Fault::Unproven("these transposed strides"));
+    assert_eq!(refused(&plain, [3, 3]), strides);
+    assert_eq!(refused(&plain, [1, 2]), strides);
+    assert_eq!(refused(&plain, [2, 4]), strides);
+    let kind = Some(Fault::Unproven("a transposed convolution with steps, dilation or one filter per channel"));
+    assert_eq!(refused(&Conv { stride: [2, 2], ..plain.clone() }, [2, 2]), kind);
+    let out = Precision::Int8;
+    let integers = Conv { precision: Precision::Int8, out, kernels: 32, ..plain };
+    let other = Some(Fault::Unproven("a transposed convolution of other than half precision"));
+    assert_eq!(refused(&integers, [2, 2]), other);
 }
