@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use half::f16;
+use npu::conv::{Image, Route, Transposed};
 use npu::matmul::{F16, F16ToF32, I8, I16, Matrix, Numbers};
 use npu::{Activation, Add, Chip, Context, ElementType, NetworkBuilder, Quant, RunError};
 use npu_device::{BoInfo, Deadline, Device, Driver, DriverInfo, Job, Mapping, Range, Result, Task};
@@ -463,4 +464,39 @@ fn q22_partial_sums_of_few_rows_at_the_stride_of_twelve_are_read_from_wrong_plac
         change::<dpu_rdma::SurfNotch>(words, |notch| notch.surf_notch_addr = notch.surf_notch_addr.min(12));
         change::<dpu_rdma::EwSurfNotch>(words, |notch| notch.ew_surf_notch = notch.ew_surf_notch.min(12));
     });
+}
+
+/// A transposed convolution of ones and twos with a kernel of 12, whose padding becomes 12 by `tamper`. Results move down
+/// and right by a pixel then: whether they do.
+fn moves(steps: usize, tamper: Tamper) -> bool {
+    let shape = [3, 3, 32];
+    let filter: Vec<f16> = (0..12 * 12 * 32 * 16).map(|i| f16::from_f32(((i / 5) % 7) as f32)).collect();
+    let transposed = Transposed::direct([12, 12], 16, &filter).stride([steps; 2]);
+    assert_eq!(transposed.route::<f16>(&Chip::RK3588, shape).unwrap(), Route::OnChip);
+    let [rows, columns] = transposed.output([3, 3]).unwrap();
+    let input: Vec<f16> = (0..3 * 3 * 32).map(|i| f16::from_f32((1 + i % 2) as f32)).collect();
+    let run = |tamper: Tamper| {
+        let inner = Simulator::new(Options::default()).open().unwrap();
+        let device: Arc<dyn Device> =
+            Arc::new(Tampered { inner, memory: Memory::default(), tamper, lists_twice: false });
+        let mut context = Context::new(&[device], &Chip::RK3588, npu::Options::default()).unwrap();
+        let mut results = vec![f16::NAN; rows * columns * 16];
+        context.conv_transpose2d(Image::new(&input, shape).unwrap(), &transposed, &mut results).unwrap();
+        results
+    };
+    let (plain, moved) = (run(|_, _| {}), run(tamper));
+    let at = |results: &[f16], y: usize, x: usize| results[(y * columns + x) * 16..][..16].to_vec();
+    let inside = (1..rows).flat_map(|y| (1..columns).map(move |x| (y, x)));
+    inside.into_iter().all(|(y, x)| at(&moved, y, x) == at(&plain, y - 1, x - 1))
+}
+
+#[test]
+fn q32_padding_from_twelve_is_wrong_with_steps_of_two_alone() {
+    let tamper: Tamper = |words, _| change::<cna::PadCon0>(words, |pad| (pad.pad_top, pad.pad_left) = (12, 12));
+    assert!(moves(4, tamper));
+    assert!(!moves(2, tamper));
+    // The workaround: a kernel that needs that padding is computed over zeros that the host puts.
+    let filter = [f16::ONE; 13 * 13 * 32 * 16];
+    let transposed = Transposed::direct([13, 13], 16, &filter).stride([2, 2]);
+    assert_eq!(transposed.route::<f16>(&Chip::RK3588, [3, 3, 32]).unwrap(), Route::Lowered);
 }

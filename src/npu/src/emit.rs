@@ -117,6 +117,8 @@ pub(crate) struct Kernel {
     pub(crate) extents: [u32; 2],
     pub(crate) stride: [u32; 2],
     pub(crate) dilation: [u32; 2],
+    /// Steps between inputs of a transposed convolution, with zeros between them; 1 otherwise.
+    pub(crate) spread: [u32; 2],
 }
 
 /// The output of a task.
@@ -239,6 +241,7 @@ impl ConvTask {
         let precision = self.precision();
         program.push(cna::ConvCon1 {
             group_line_off: feature.host_rows.is_some(),
+            deconv: kernel.spread != [1, 1],
             proc_precision: precision,
             in_precision: precision,
             conv_mode: self.conv_mode(),
@@ -252,6 +255,8 @@ impl ConvTask {
         program.push(cna::ConvCon3 {
             atrous_y_dilation: kernel.dilation[0] - 1,
             atrous_x_dilation: kernel.dilation[1] - 1,
+            deconv_y_stride: kernel.spread[0] - 1,
+            deconv_x_stride: kernel.spread[1] - 1,
             conv_y_stride: kernel.stride[0],
             conv_x_stride: kernel.stride[1],
             ..Default::default()

@@ -2,9 +2,10 @@
 //! sees them, and what every output channel needs.
 
 use crate::chip::Chip;
-use crate::emit::{Clamp, Kind};
+use crate::emit::{Clamp, Datapath, Kind};
 use crate::error::Unsupported;
 use crate::layout;
+use crate::matmul::numbers::{Product, Stored};
 use crate::ops::{Activation, Bias, ElementType, Filter, Quant, Window};
 use crate::quantize::{Channel, Limits, PairPlan, plan_pair};
 use crate::quirks;
@@ -23,11 +24,16 @@ pub(crate) struct Tensor {
 impl Tensor {
     /// Checks what any reader of the tensor needs.
     pub(crate) fn new(chip: &Chip, shape: [usize; 3], element: ElementType, quant: Quant) -> Result<Self, Unsupported> {
+        at_most("width", shape[1], chip.max_width)?;
+        at_most("channel count", shape[2], chip.max_output - layout::depthwise_group(element))?;
+        Self::of_any_size(shape, element, quant)
+    }
+
+    /// Checks what a tensor that is cut before anything reads it needs.
+    pub(crate) fn of_any_size(shape: [usize; 3], element: ElementType, quant: Quant) -> Result<Self, Unsupported> {
         if shape.contains(&0) {
             return Err(Unsupported::new(format!("a tensor of shape {shape:?} is empty")));
         }
-        at_most("width", shape[1], chip.max_width)?;
-        at_most("channel count", shape[2], chip.max_output - layout::depthwise_group(element))?;
         let tensor = Self { shape, element, quant };
         if element.is_integer() {
             let centred = tensor.zero_point();
@@ -69,6 +75,8 @@ pub(crate) struct Layer {
     pub(crate) addend: Option<usize>,
     pub(crate) output: usize,
     pub(crate) window: Window,
+    /// Steps between inputs of a transposed convolution; 1 otherwise.
+    pub(crate) spread: [usize; 2],
     pub(crate) weights: Weights,
     pub(crate) arithmetic: LayerArithmetic,
     /// Zero points of the input and of the addend, as the signed datapath sees them.
@@ -91,7 +99,12 @@ pub(crate) enum Weights {
 pub(crate) enum LayerArithmetic {
     Int8(IntChannels),
     Pair(PairPlan, Clamp<()>, Limits),
-    Fp16 { bias: Option<Vec<f32>>, clamp: Clamp<f32> },
+    Fp16 {
+        bias: Option<Vec<f32>>,
+        clamp: Clamp<f32>,
+    },
+    /// Sums as they are.
+    Sums(Datapath),
 }
 
 /// The output channels of a quantised layer.
@@ -153,16 +166,27 @@ fn at_most(what: &str, value: usize, limit: usize) -> Result<(), Unsupported> {
     Ok(())
 }
 
-/// Checks a window against the fields that hold it, and gives the output extents.
-pub(crate) fn check_window(chip: &Chip, window: &Window, input: [usize; 2]) -> Result<[usize; 2], Unsupported> {
-    let output = window.output(input)?;
-    let pads = [window.padding.top, window.padding.left];
-    let ends = [window.padding.bottom, window.padding.right];
-    for (axis, name) in ["vertical", "horizontal"].into_iter().enumerate() {
-        let span = window.dilation[axis] * (window.kernel[axis] - 1) + 1;
+/// Names of axes.
+const AXES: [&str; 2] = ["vertical", "horizontal"];
+
+/// Checks kernel, stride and dilation against the fields that hold them.
+pub(crate) fn check_kernel(chip: &Chip, window: &Window) -> Result<(), Unsupported> {
+    for (axis, name) in AXES.into_iter().enumerate() {
         at_most(&format!("{name} kernel extent"), window.kernel[axis], chip.max_kernel)?;
         at_most(&format!("{name} stride"), window.stride[axis], chip.max_stride)?;
         at_most(&format!("{name} dilation"), window.dilation[axis], chip.max_dilation)?;
+    }
+    Ok(())
+}
+
+/// Checks a window against the fields that hold it, and gives the output extents.
+pub(crate) fn check_window(chip: &Chip, window: &Window, input: [usize; 2]) -> Result<[usize; 2], Unsupported> {
+    let output = window.output(input)?;
+    check_kernel(chip, window)?;
+    let pads = [window.padding.top, window.padding.left];
+    let ends = [window.padding.bottom, window.padding.right];
+    for (axis, name) in AXES.into_iter().enumerate() {
+        let span = window.span(axis);
         at_most(&format!("{name} padding"), pads[axis], chip.max_pad)?;
         if pads[axis].max(ends[axis]) >= span {
             return Err(Unsupported::new(format!("{name} padding leaves a window of {span} wholly outside the input")));
@@ -172,12 +196,39 @@ pub(crate) fn check_window(chip: &Chip, window: &Window, input: [usize; 2]) -> R
     Ok(output)
 }
 
+/// Extents that windows move over: those of the input, with zeros between its rows and columns.
+pub(crate) fn grid([h, w]: [usize; 2], spread: [usize; 2]) -> [usize; 2] {
+    [h.saturating_sub(1) * spread[0] + h.min(1), w.saturating_sub(1) * spread[1] + w.min(1)]
+}
+
+/// Checks that the hardware can put zeros between inputs.
+pub(crate) fn check_spread(
+    kind: Kind,
+    element: ElementType,
+    window: &Window,
+    spread: [usize; 2],
+) -> Result<(), Unsupported> {
+    if spread == [1, 1] {
+        return Ok(());
+    }
+    let known = matches!(spread, [2, 2] | [4, 4] | [8, 8] | [2, 1]);
+    if !known || window.stride != [1, 1] || window.dilation != [1, 1] {
+        let dilation = window.dilation;
+        return Err(Unsupported::new(format!("a transposed convolution with steps {spread:?}, dilation {dilation:?}")));
+    }
+    if kind == Kind::Depthwise || element != ElementType::F16 {
+        return Err(Unsupported::new(format!("a {kind:?} transposed convolution of {element:?}")));
+    }
+    quirks::check_transposed_padding(spread, [window.padding.top, window.padding.left])
+}
+
 /// Checks that a layer fits CBUF. The slots are not known yet, so the channels count as padded to a depthwise group.
 pub(crate) fn check_fit(
     chip: &Chip,
     kind: Kind,
     input: &Tensor,
     window: &Window,
+    spread: [usize; 2],
     output: [usize; 2],
 ) -> Result<(), Unsupported> {
     let element = input.element;
@@ -198,6 +249,7 @@ pub(crate) fn check_fit(
         input: input.extents(),
         output,
         window: *window,
+        spread,
         pixel_bytes: slots * element.bytes(),
         weight_bytes,
         slack_banks: quirks::slack_banks(element),
@@ -255,36 +307,46 @@ impl IntConv<'_> {
     pub(crate) fn prepare(&self) -> Result<(Vec<i8>, IntChannels), Unsupported> {
         let outputs = self.output.channels();
         let scales = self.scales()?;
-        let zero_points = self.zero_points()?;
-        let bias = self.bias()?;
-        let weights = self.weights();
+        let weights = signed_weights(self.filter.data, self.input.element);
+        let (ranges, zero_points) = self.ranges(&weights)?;
         let offset = self.output.zero_point();
         let limits = limits(self.activation, self.output);
         clamp(limits, offset)?;
         let mut channels = Vec::with_capacity(outputs);
         let mut addends = Vec::with_capacity(outputs);
         let mut constants = Vec::with_capacity(outputs);
-        let sums = self.sums(&weights, &zero_points);
-        for (index, sum) in sums.into_iter().enumerate() {
-            let bias = bias.map_or(0, |bias| i64::from(bias[index]));
+        for (index, range) in ranges.into_iter().enumerate() {
             let multiplier = self.input.scale() * scales(index) / self.output.scale();
             if !(multiplier.is_finite() && multiplier > 0.0) {
                 return Err(Unsupported::new(format!("the scale of channel {index} is not a positive number")));
             }
-            let channel = Channel { multiplier, low: sum.low + bias, high: sum.high + bias };
+            let channel = Channel { multiplier, low: range.low, high: range.high };
             let constant = channel.constant(offset, limits);
-            let addend = bias - i64::from(self.input.zero_point()) * sum.total;
-            let fits = [addend, channel.low, channel.high].iter().all(|&sum| i32::try_from(sum).is_ok());
             // The sums of a constant channel are never computed.
-            if constant.is_none() && !fits {
+            if constant.is_none() && !range.fits() {
                 return Err(Unsupported::new(format!("the sums of channel {index} exceed 32 bits")));
             }
             channels.push(channel);
             // CAST: fits, or is not used.
-            addends.push(addend as i32);
+            addends.push(range.addend as i32);
             constants.push(constant);
         }
         Ok((weights, IntChannels { channels, addends, zero_points, offset, limits, constants }))
+    }
+
+    /// What is added to each channel's sums, what they can then be, and the weight zero points.
+    ///
+    /// # Errors
+    /// Lists of the wrong length, zero points outside the type.
+    pub(crate) fn ranges(&self, weights: &[i8]) -> Result<(Vec<Range>, ZeroPoints), Unsupported> {
+        self.scales().map(drop)?;
+        let (zero_points, bias) = (self.zero_points()?, self.bias()?);
+        let ranges = self.sums(weights, &zero_points).into_iter().enumerate().map(|(index, sum)| {
+            let bias = bias.map_or(0, |bias| i64::from(bias[index]));
+            let addend = bias - i64::from(self.input.zero_point()) * sum.total;
+            Range { addend, low: sum.low + bias, high: sum.high + bias }
+        });
+        Ok((ranges.collect(), zero_points))
     }
 
     fn weights_per_channel(&self) -> usize {
@@ -334,12 +396,6 @@ impl IntConv<'_> {
         }
     }
 
-    /// The weights as signed bytes, in the caller's order.
-    fn weights(&self) -> Vec<i8> {
-        let flip = if self.input.element == ElementType::U8 { 0x80 } else { 0 };
-        self.filter.data.iter().map(|byte| (byte ^ flip).cast_signed()).collect()
-    }
-
     fn sums(&self, weights: &[i8], zero_points: &ZeroPoints) -> Vec<Sum> {
         let ends = [-128, 127].map(|end| end - i64::from(self.input.zero_point()));
         let outputs = self.output.channels();
@@ -360,6 +416,35 @@ impl IntConv<'_> {
     }
 }
 
+/// Weights as signed bytes, in the caller's order.
+pub(crate) fn signed_weights(data: &[u8], element: ElementType) -> Vec<i8> {
+    let flip = if element == ElementType::U8 { 0x80 } else { 0 };
+    data.iter().map(|byte| (byte ^ flip).cast_signed()).collect()
+}
+
+/// Half-precision weights in the caller's order.
+pub(crate) fn half_weights(data: &[u8]) -> Weights {
+    Weights::Fp16(data.as_chunks().0.to_vec())
+}
+
+/// What a channel's sums can be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Range {
+    /// Added to the sum of x × (w − zero point): the bias, and what makes up for the input's zero point.
+    pub(crate) addend: i64,
+    /// Smallest result.
+    pub(crate) low: i64,
+    /// Largest result.
+    pub(crate) high: i64,
+}
+
+impl Range {
+    /// Whether 32 bits hold everything.
+    pub(crate) fn fits(&self) -> bool {
+        [self.addend, self.low, self.high].iter().all(|&sum| i32::try_from(sum).is_ok())
+    }
+}
+
 /// What one channel's weights can sum up to.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
@@ -369,12 +454,21 @@ struct Sum {
 }
 
 /// Checks the filter's length against the shape.
-pub(crate) fn check_filter(filter: &Filter<'_>, elements: usize, element: ElementType) -> Result<(), Unsupported> {
+pub(crate) fn check_filter(data: &[u8], elements: usize, element: ElementType) -> Result<(), Unsupported> {
     let expected = elements * element.bytes();
-    if filter.data.len() != expected {
-        return Err(Unsupported::new(format!("the filter has {} bytes, its shape {expected}", filter.data.len())));
+    if data.len() != expected {
+        return Err(Unsupported::new(format!("the filter has {} bytes, its shape {expected}", data.len())));
     }
     Ok(())
+}
+
+/// Arithmetic of sums that leave as they are, and their element type.
+pub(crate) fn prepare_sums(input: ElementType) -> (LayerArithmetic, ElementType) {
+    let (product, stored, element) = match input.is_integer() {
+        true => (Product::I8, Stored::I32, ElementType::I32),
+        false => (Product::F16ToF32, Stored::F32, ElementType::F32),
+    };
+    (LayerArithmetic::Sums(product.datapath(stored)), element)
 }
 
 /// Arithmetic of a half-precision layer.

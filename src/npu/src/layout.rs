@@ -160,7 +160,7 @@ impl Cube {
     fn flip(&self) -> u8 {
         match self.element {
             ElementType::U8 => 0x80,
-            ElementType::I8 | ElementType::F16 => 0,
+            ElementType::I8 | ElementType::F16 | ElementType::I32 | ElementType::F32 => 0,
         }
     }
 }
@@ -185,18 +185,12 @@ impl WeightShape {
 
 /// Kernels that a direct convolution works on together. SOURCE: npu-spec 3.2.
 pub const fn kernel_group(element: ElementType) -> usize {
-    match element {
-        ElementType::I8 | ElementType::U8 => 32,
-        ElementType::F16 => 16,
-    }
+    if element.is_integer() { 32 } else { 16 }
 }
 
 /// Slots that a depthwise convolution works on together. SOURCE: npu-spec 3.2.
 pub const fn depthwise_group(element: ElementType) -> usize {
-    match element {
-        ElementType::I8 | ElementType::U8 => 64,
-        ElementType::F16 => 32,
-    }
+    if element.is_integer() { 64 } else { 32 }
 }
 
 /// Weights of a direct convolution; `weight(kernel, tap, input)` gives the element of physical indices.

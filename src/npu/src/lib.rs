@@ -1,6 +1,7 @@
 //! The NPU library: what a program uses to run products and networks on an NPU behind [`npu_device::Device`].
 //!
-//! [`Context`] runs [matrix products](matmul) in every datatype, [pooling](pool), sums and element-wise operations on all cores; [`Options`] says how.
+//! [`Context`] runs [matrix products](matmul) in every datatype, [convolutions](conv), [pooling](pool), sums and element-wise
+//! operations on all cores; [`Options`] says how.
 //! [`NetworkBuilder`] takes a network layer by layer, [`Network`] is its plan, [`Resident`] the plan on a device.
 //! Planning does no I/O. Nothing here knows which device it drives.
 
@@ -9,6 +10,7 @@
 mod affinity;
 mod chip;
 mod context;
+pub mod conv;
 mod elementwise;
 mod emit;
 mod error;
@@ -36,7 +38,7 @@ pub use context::Context;
 pub use elementwise::{ElementNumber, ElementOp};
 pub use error::{Distrust, Error, MissingSentinel, Result, RunError, RunReport, Unsupported};
 pub use network::{LayerReport, Network, NetworkBuilder, NetworkReport, TensorRef};
-pub use ops::{Activation, Add, Bias, Conv2d, Depthwise, ElementType, Filter, Padding, Quant, Window};
+pub use ops::{Activation, Add, Bias, Conv2d, Depthwise, ElementType, Filter, Padding, Quant, Sums, Window};
 pub use options::{OperandReuse, Options};
 pub use pool::PoolKind;
 pub use reduce::CumulativeSum;

@@ -122,7 +122,7 @@ impl Layer {
     fn demand(&self) -> Option<slots::Demand> {
         match &self.arithmetic {
             LayerArithmetic::Int8(channels) => Some(channels.demand()),
-            LayerArithmetic::Pair(..) | LayerArithmetic::Fp16 { .. } => None,
+            LayerArithmetic::Pair(..) | LayerArithmetic::Fp16 { .. } | LayerArithmetic::Sums(_) => None,
         }
     }
 }
@@ -200,8 +200,9 @@ impl LayerPlan<'_> {
         Ok(Place { region: Region::Activations, offset: word(offset)? })
     }
 
+    /// Of the numbers that are multiplied.
     fn element(&self) -> ElementType {
-        self.output().element
+        self.input().element
     }
 
     fn taps(&self) -> usize {
@@ -247,6 +248,7 @@ impl LayerPlan<'_> {
             input: self.input().extents,
             output: self.output().extents,
             window: self.layer.window,
+            spread: self.layer.spread,
             pixel_bytes: input_slots * size,
             weight_bytes: kernels * self.taps() * input_slots * size,
             slack_banks: quirks::slack_banks(self.element()),
@@ -287,6 +289,9 @@ impl LayerPlan<'_> {
                     .into_iter()
                     .map(|part| Ok(Block { arithmetic: arithmetic.advanced(part.start)?, slots: part }))
                     .collect()
+            }
+            LayerArithmetic::Sums(datapath) => {
+                Ok(vec![Block { slots: 0..slots.len(), arithmetic: Arithmetic::Raw(*datapath) }])
             }
         }
     }
@@ -408,6 +413,7 @@ impl LayerPlan<'_> {
                 extents: pair(window.kernel)?,
                 stride: pair(window.stride)?,
                 dilation: pair(window.dilation)?,
+                spread: pair(layer.spread)?,
             },
             banks: geometry.banks(self.chip, band),
             output: Output {
@@ -440,11 +446,8 @@ impl LayerPlan<'_> {
     }
 
     fn pad_value(&self) -> u32 {
-        match self.layer.arithmetic {
-            // CAST: tensors have zero points of a signed byte.
-            LayerArithmetic::Int8(_) | LayerArithmetic::Pair(..) => quirks::pad_value(self.layer.zero_points[0] as i8),
-            LayerArithmetic::Fp16 { .. } => 0,
-        }
+        // CAST: tensors have zero points of a signed byte.
+        if self.element().is_integer() { quirks::pad_value(self.layer.zero_points[0] as i8) } else { 0 }
     }
 
     fn planned(&self, task: ConvTask, block: &Block, band: &Band) -> PlannedTask {
@@ -470,14 +473,12 @@ impl LayerPlan<'_> {
             Kind::Depthwise => (slots, slots * self.taps()),
         };
         let addend = if self.layer.addend.is_some() { output_pixels * slots } else { 0 };
-        let elements = input_pixels * input_slots + weights + output_pixels * slots + addend;
+        let read = (input_pixels * input_slots + weights + addend) * size;
+        let written = output_pixels * slots * self.output().element.bytes();
         // CAST: widening.
         let macs = (output_pixels * weights) as u64;
-        let bytes = (elements * size + layout::operand_bytes(slots)) as u64;
-        let rate = match self.element() {
-            ElementType::I8 | ElementType::U8 => self.chip.macs_per_cycle_i8,
-            ElementType::F16 => self.chip.macs_per_cycle_f16,
-        };
+        let bytes = (read + written + layout::operand_bytes(slots)) as u64;
+        let rate = if self.element().is_integer() { self.chip.macs_per_cycle_i8 } else { self.chip.macs_per_cycle_f16 };
         let compute = nanos(macs, rate * self.chip.clock_hz);
         let memory = nanos(bytes, self.chip.bytes_per_second);
         Cost { macs, bytes, time: Duration::from_nanos(compute.max(memory)) }
@@ -489,20 +490,24 @@ impl LayerPlan<'_> {
             Weights::Fp16(weights) => self.pack(|kernel, tap, input| {
                 kernel.zip(input).map_or([0; 2], |(kernel, input)| weights[self.weight_index(kernel, tap, input)])
             }),
-            Weights::Identity => match self.element() {
-                ElementType::I8 | ElementType::U8 => self.pack(|kernel, _, input| [u8::from(same(kernel, input))]),
-                ElementType::F16 => {
-                    let one = half::f16::ONE.to_le_bytes();
-                    self.pack(|kernel, _, input| if same(kernel, input) { one } else { [0; 2] })
-                }
-            },
+            Weights::Identity if self.element().is_integer() => {
+                self.pack(|kernel, _, input| [u8::from(same(kernel, input))])
+            }
+            Weights::Identity => {
+                let one = half::f16::ONE.to_le_bytes();
+                self.pack(|kernel, _, input| if same(kernel, input) { one } else { [0; 2] })
+            }
         }
     }
 
     /// Weights of constant channels and empty slots are the zero point, which counts as nothing.
     fn int8_weights(&self, weights: &[i8]) -> Vec<u8> {
         let LayerArithmetic::Int8(channels) = &self.layer.arithmetic else {
-            return Vec::new();
+            // Without compensation, nothing is 0.
+            return self.pack(|kernel, tap, input| {
+                let weight = kernel.zip(input).map(|(kernel, input)| weights[self.weight_index(kernel, tap, input)]);
+                [weight.unwrap_or(0).cast_unsigned()]
+            });
         };
         let live = |kernel: &usize| channels.constants[*kernel].is_none();
         self.pack(|kernel, tap, input| {

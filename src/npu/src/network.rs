@@ -14,7 +14,7 @@ use crate::emit::{Bases, Kind, WORDS};
 use crate::error::{Error, Result, Unsupported};
 use crate::layer::{self, IntConv, Layer, LayerArithmetic, Tensor, Weights};
 use crate::lower::{Arena, Lowered, PlannedTask};
-use crate::ops::{Activation, Add, Bias, Conv2d, Depthwise, ElementType, Filter, Quant, Window};
+use crate::ops::{Activation, Add, Bias, Conv2d, Depthwise, ElementType, Filter, Quant, Sums, Window};
 use crate::run::{Resident, Sentinel};
 
 /// Bytes from one register program to the next: 126 words, and two that do nothing.
@@ -48,7 +48,9 @@ impl NetworkBuilder {
     /// # Errors
     /// Extents that the hardware's fields cannot hold, or a quantisation outside the element type.
     pub fn input(&mut self, shape: [usize; 3], element: ElementType, quant: Quant) -> Result<TensorRef, Unsupported> {
-        let tensor = self.push_tensor(Tensor::new(&self.chip, shape, element, quant)?);
+        let tensor = Tensor::new(&self.chip, shape, element, quant)?;
+        readable(&tensor)?;
+        let tensor = self.push_tensor(tensor);
         self.inputs.push(tensor.0);
         Ok(tensor)
     }
@@ -64,8 +66,19 @@ impl NetworkBuilder {
     /// # Errors
     /// What exceeds which limit.
     pub fn conv2d(&mut self, input: TensorRef, conv: &Conv2d<'_>) -> Result<TensorRef, Unsupported> {
+        self.spread_conv2d(input, conv, [1, 1])
+    }
+
+    /// A convolution over inputs with zeros between them, `spread` steps apart: what a transposed one is.
+    pub(crate) fn spread_conv2d(
+        &mut self,
+        input: TensorRef,
+        conv: &Conv2d<'_>,
+        spread: [usize; 2],
+    ) -> Result<TensorRef, Unsupported> {
         let parts = Parts {
             kind: Kind::Direct,
+            spread,
             window: conv.window,
             channels: conv.channels,
             filter: conv.filter,
@@ -84,6 +97,7 @@ impl NetworkBuilder {
         let inputs = self.tensors[input.0].channels();
         let mut parts = Parts {
             kind: Kind::Depthwise,
+            spread: [1, 1],
             window: conv.window,
             channels: inputs,
             filter: conv.filter,
@@ -108,17 +122,19 @@ impl NetworkBuilder {
     }
 
     fn convolution(&mut self, input: TensorRef, parts: &Parts<'_>) -> Result<TensorRef, Unsupported> {
-        let source = &self.tensors[input.0];
+        let source = readable(&self.tensors[input.0])?;
         let element = source.element;
-        let [oh, ow] = layer::check_window(&self.chip, &parts.window, source.extents())?;
-        layer::check_fit(&self.chip, parts.kind, source, &parts.window, [oh, ow])?;
+        layer::check_spread(parts.kind, element, &parts.window, parts.spread)?;
+        let grid = layer::grid(source.extents(), parts.spread);
+        let [oh, ow] = layer::check_window(&self.chip, &parts.window, grid)?;
+        layer::check_fit(&self.chip, parts.kind, source, &parts.window, parts.spread, [oh, ow])?;
         let output = Tensor::new(&self.chip, [oh, ow, parts.channels], element, parts.output)?;
         let taps = parts.window.kernel[0] * parts.window.kernel[1];
         let per_tap = match parts.kind {
             Kind::Direct => source.channels() * parts.channels,
             Kind::Depthwise => source.channels(),
         };
-        layer::check_filter(&parts.filter, taps * per_tap, element)?;
+        layer::check_filter(parts.filter.data, taps * per_tap, element)?;
         let (weights, arithmetic) = if element.is_integer() {
             let Parts { kind, filter, bias, activation, .. } = parts;
             let conv =
@@ -126,10 +142,12 @@ impl NetworkBuilder {
             let (weights, channels) = conv.prepare()?;
             (Weights::Int8(weights), LayerArithmetic::Int8(channels))
         } else {
-            let weights = parts.filter.data.chunks_exact(2).map(|bytes| [bytes[0], bytes[1]]).collect();
-            (Weights::Fp16(weights), layer::prepare_fp16(&parts.bias, parts.activation, parts.channels)?)
+            (
+                layer::half_weights(parts.filter.data),
+                layer::prepare_fp16(&parts.bias, parts.activation, parts.channels)?,
+            )
         };
-        let Parts { kind, window, .. } = *parts;
+        let Parts { kind, window, spread, .. } = *parts;
         let name = match kind {
             Kind::Direct => "conv",
             Kind::Depthwise => "depthwise",
@@ -144,6 +162,42 @@ impl NetworkBuilder {
             addend: None,
             output: output.0,
             window,
+            spread,
+            weights,
+            arithmetic,
+            zero_points,
+        });
+        Ok(output)
+    }
+
+    /// The sums of a direct convolution as they are, which only an output can be: no operation reads them.
+    ///
+    /// # Errors
+    /// What exceeds which limit.
+    pub fn sums(&mut self, input: TensorRef, sums: &Sums<'_>) -> Result<TensorRef, Unsupported> {
+        let source = readable(&self.tensors[input.0])?;
+        let Sums { window, channels, filter } = *sums;
+        let [oh, ow] = layer::check_window(&self.chip, &window, source.extents())?;
+        layer::check_fit(&self.chip, Kind::Direct, source, &window, [1, 1], [oh, ow])?;
+        let taps = window.kernel[0] * window.kernel[1];
+        layer::check_filter(filter, taps * source.channels() * channels, source.element)?;
+        let (arithmetic, element) = layer::prepare_sums(source.element);
+        let output = Tensor::new(&self.chip, [oh, ow, channels], element, Quant::NONE)?;
+        let weights = match source.element.is_integer() {
+            true => Weights::Int8(layer::signed_weights(filter, source.element)),
+            false => layer::half_weights(filter),
+        };
+        let what = format!("sums {:?} {:?} -> {:?}", window.kernel, source.shape, output.shape);
+        let zero_points = [source.zero_point(), 0];
+        let output = self.push_tensor(output);
+        self.layers.push(Layer {
+            what,
+            kind: Kind::Direct,
+            input: input.0,
+            addend: None,
+            output: output.0,
+            window,
+            spread: [1, 1],
             weights,
             arithmetic,
             zero_points,
@@ -157,6 +211,7 @@ impl NetworkBuilder {
     /// What exceeds which limit.
     pub fn add(&mut self, a: TensorRef, b: TensorRef, add: &Add) -> Result<TensorRef, Unsupported> {
         let [first, second] = [a, b].map(|tensor| &self.tensors[tensor.0]);
+        readable(first)?;
         if first.shape != second.shape || first.element != second.element {
             return Err(Unsupported::new(format!(
                 "the sum of {:?}{:?} and {:?}{:?}",
@@ -180,7 +235,8 @@ impl NetworkBuilder {
         activation: Activation,
     ) -> Result<TensorRef, Unsupported> {
         let source = &self.tensors[input.0];
-        if source.element.is_integer() != element.is_integer() {
+        readable(source)?;
+        if source.element.bytes() != element.bytes() {
             return Err(Unsupported::new(format!("a conversion from {:?} to {element:?}", source.element)));
         }
         let output = Tensor::new(&self.chip, source.shape, element, output)?;
@@ -202,7 +258,7 @@ impl NetworkBuilder {
         name: &str,
     ) -> Result<TensorRef, Unsupported> {
         let source = &self.tensors[input.0];
-        layer::check_fit(&self.chip, Kind::Direct, source, &Window::POINT, output.extents())?;
+        layer::check_fit(&self.chip, Kind::Direct, source, &Window::POINT, [1, 1], output.extents())?;
         let what = format!("{name} {:?}", output.shape);
         let second = addend.map_or(0, |addend| self.tensors[addend.0].zero_point());
         let zero_points = [source.zero_point(), second];
@@ -214,6 +270,7 @@ impl NetworkBuilder {
             addend: addend.map(|addend| addend.0),
             output: output.0,
             window: Window::POINT,
+            spread: [1, 1],
             weights: Weights::Identity,
             arithmetic,
             zero_points,
@@ -268,9 +325,19 @@ impl NetworkBuilder {
     }
 }
 
+/// Refuses a tensor of sums where an operation would read it.
+fn readable(tensor: &Tensor) -> Result<&Tensor, Unsupported> {
+    match tensor.element.bytes() {
+        4 => Err(Unsupported::new(format!("no operation reads {:?}, it can only be an output", tensor.element))),
+        _ => Ok(tensor),
+    }
+}
+
 /// What both kinds of convolution have.
 struct Parts<'a> {
     kind: Kind,
+    /// Steps between inputs, with zeros between them.
+    spread: [usize; 2],
     window: Window,
     channels: usize,
     filter: Filter<'a>,
@@ -350,7 +417,7 @@ fn report(
             blocks,
             dead_channels: match &layer.arithmetic {
                 LayerArithmetic::Int8(channels) => channels.dead(),
-                LayerArithmetic::Pair(..) | LayerArithmetic::Fp16 { .. } => 0,
+                LayerArithmetic::Pair(..) | LayerArithmetic::Fp16 { .. } | LayerArithmetic::Sums(_) => 0,
             },
             slots: arena.cubes[layer.output].slots.len(),
             ..LayerReport::default()
@@ -397,7 +464,12 @@ impl Network {
     /// # Errors
     /// [`Error::Device`] where the device refuses, [`Error::TooLarge`].
     pub fn load(&self, device: &Arc<dyn Device>) -> Result<Resident> {
-        Resident::load(Arc::clone(&self.plan), device)
+        self.load_as(device, device.info().has_batched_submit())
+    }
+
+    /// Loads it with or without links from program to program.
+    pub(crate) fn load_as(&self, device: &Arc<dyn Device>, batched: bool) -> Result<Resident> {
+        Resident::load(Arc::clone(&self.plan), device, batched)
     }
 
     /// The register programs in words, one register a line, for buffers at address 0: for people and for tests.

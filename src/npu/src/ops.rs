@@ -2,6 +2,9 @@
 
 use crate::error::Unsupported;
 
+/// Largest extent of anything.
+const MOST_EXTENT: usize = 1 << 20;
+
 /// Element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ElementType {
@@ -11,6 +14,10 @@ pub enum ElementType {
     U8,
     /// IEEE half precision.
     F16,
+    /// 32-bit sums of 8-bit products: a result that no operation reads.
+    I32,
+    /// Single-precision sums of half-precision products: a result that no operation reads.
+    F32,
 }
 
 impl ElementType {
@@ -19,6 +26,7 @@ impl ElementType {
         match self {
             Self::I8 | Self::U8 => 1,
             Self::F16 => 2,
+            Self::I32 | Self::F32 => 4,
         }
     }
 
@@ -26,17 +34,17 @@ impl ElementType {
     pub(crate) const fn centre(self) -> i32 {
         match self {
             Self::U8 => 128,
-            Self::I8 | Self::F16 => 0,
+            Self::I8 | Self::F16 | Self::I32 | Self::F32 => 0,
         }
     }
 
-    /// Whether elements are quantised.
+    /// Whether elements are quantised: 8-bit integers.
     pub const fn is_integer(self) -> bool {
         matches!(self, Self::I8 | Self::U8)
     }
 }
 
-/// real = scale × (q − zero_point). Means nothing for [`ElementType::F16`].
+/// real = scale × (q − zero_point). Means nothing where [`ElementType::is_integer`] says no.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Quant {
     /// Real step of one quantised step.
@@ -85,24 +93,88 @@ impl Window {
         padding: Padding { top: 0, bottom: 0, left: 0, right: 0 },
     };
 
+    /// A square kernel with one step in both directions, without dilation and padding.
+    pub const fn square(kernel: usize, stride: usize) -> Self {
+        Self { kernel: [kernel; 2], stride: [stride; 2], ..Self::POINT }
+    }
+
+    /// A kernel that moves along the rows of a series, which has one column; `before` and `after` are padded.
+    pub const fn series(kernel: usize, stride: usize, dilation: usize, [before, after]: [usize; 2]) -> Self {
+        Self {
+            kernel: [kernel, 1],
+            stride: [stride, 1],
+            dilation: [dilation, 1],
+            padding: Padding { top: before, bottom: after, left: 0, right: 0 },
+        }
+    }
+
+    /// With distances between taps.
+    #[must_use]
+    pub const fn dilated(self, dilation: [usize; 2]) -> Self {
+        Self { dilation, ..self }
+    }
+
+    /// With padding.
+    #[must_use]
+    pub const fn padded(self, padding: Padding) -> Self {
+        Self { padding, ..self }
+    }
+
+    /// With the padding for which TFLite says SAME: as many outputs as steps fit the input, the odd pixel at the end.
+    ///
+    /// # Errors
+    /// An extent of 0.
+    pub fn same(self, input: [usize; 2]) -> Result<Self, Unsupported> {
+        self.check(input)?;
+        let pad = |axis: usize| {
+            let outputs = input[axis].div_ceil(self.stride[axis]);
+            ((outputs - 1) * self.stride[axis] + self.span(axis)).saturating_sub(input[axis])
+        };
+        let [rows, columns] = [pad(0), pad(1)];
+        let padding =
+            Padding { top: rows / 2, bottom: rows.div_ceil(2), left: columns / 2, right: columns.div_ceil(2) };
+        Ok(Self { padding, ..self })
+    }
+
+    /// Pixels from the first to the last tap along an axis.
+    pub(crate) fn span(&self, axis: usize) -> usize {
+        self.dilation[axis] * (self.kernel[axis] - 1) + 1
+    }
+
+    /// Padding before the first row or column.
+    pub(crate) fn before(&self, axis: usize) -> usize {
+        if axis == 0 { self.padding.top } else { self.padding.left }
+    }
+
+    /// Refuses extents of 0 and those beyond reason.
+    pub(crate) fn check(&self, input: [usize; 2]) -> Result<(), Unsupported> {
+        let extents = [self.kernel, self.stride, self.dilation, input];
+        if extents.iter().flatten().any(|&extent| extent == 0) {
+            return Err(Unsupported::new(format!("kernel, stride, dilation or input of 0: {self:?} on {input:?}")));
+        }
+        // Far beyond any buffer, and small enough that nothing below overflows.
+        let Padding { top, bottom, left, right } = self.padding;
+        if extents.iter().flatten().chain(&[top, bottom, left, right]).any(|&extent| extent > MOST_EXTENT) {
+            return Err(Unsupported::new(format!("an extent over {MOST_EXTENT}: {self:?} on {input:?}")));
+        }
+        Ok(())
+    }
+
     /// Output extents `[h, w]` for input extents `[h, w]`.
     ///
     /// # Errors
-    /// A window that does not fit the padded input, or an extent of 0.
+    /// A window that does not fit the padded input, an extent of 0, or one beyond reason.
     pub fn output(&self, input: [usize; 2]) -> Result<[usize; 2], Unsupported> {
+        self.check(input)?;
         let pads = [self.padding.top + self.padding.bottom, self.padding.left + self.padding.right];
         let mut output = [0; 2];
         for axis in 0..2 {
-            let (kernel, stride, dilation) = (self.kernel[axis], self.stride[axis], self.dilation[axis]);
-            if kernel == 0 || stride == 0 || dilation == 0 || input[axis] == 0 {
-                return Err(Unsupported::new(format!("kernel, stride, dilation or input of 0: {self:?} on {input:?}")));
-            }
-            let span = dilation * (kernel - 1) + 1;
+            let span = self.span(axis);
             let room = input[axis] + pads[axis];
             if room < span {
                 return Err(Unsupported::new(format!("a window of {span} does not fit {room} padded pixels")));
             }
-            output[axis] = (room - span) / stride + 1;
+            output[axis] = (room - span) / self.stride[axis] + 1;
         }
         Ok(output)
     }
@@ -161,6 +233,21 @@ pub struct Conv2d<'a> {
     pub output: Quant,
     /// Fused activation.
     pub activation: Activation,
+}
+
+/// A convolution whose sums of products leave the NPU as they are: 32-bit integers of 8-bit numbers, single precision of
+/// half precision.
+///
+/// What is outside the input counts as the input's zero point, and no zero point is subtracted: a sum is that of x × w as
+/// the signed 8-bit datapath sees both.
+#[derive(Clone, Copy, Debug)]
+pub struct Sums<'a> {
+    /// Movement of the kernel.
+    pub window: Window,
+    /// Output channels.
+    pub channels: usize,
+    /// Weights as in [`Filter::data`].
+    pub filter: &'a [u8],
 }
 
 /// A convolution in which every output channel sees one input channel.

@@ -42,6 +42,9 @@ pub struct Options {
     /// 4-bit codes are promised to be from −7 to 7, which allows longer depth tiles; a code of −8 is then refused.
     /// `CAIRN_NPU_SYMMETRIC_INT4`.
     pub symmetric_int4: bool,
+    /// Transposed convolutions of steps 2, 4 and 8 in half precision let the NPU put zeros between inputs. Otherwise the
+    /// host does. `CAIRN_NPU_TRANSPOSED_ON_CHIP`.
+    pub transposed_on_chip: bool,
     /// Most rows of a tile, up to 256. `CAIRN_NPU_TILE_ROWS`.
     pub tile_rows: usize,
     /// Most columns of a tile, up to 256. `CAIRN_NPU_TILE_COLUMNS`.
@@ -85,6 +88,7 @@ impl Default for Options {
             asymmetric_tiles: true,
             host_order: false,
             symmetric_int4: false,
+            transposed_on_chip: true,
             tile_rows: MOST_TILE,
             tile_columns: MOST_TILE,
             tile_depth: usize::MAX,
@@ -121,6 +125,7 @@ impl Options {
             ("CAIRN_NPU_ASYMMETRIC_TILES", &mut self.asymmetric_tiles),
             ("CAIRN_NPU_HOST_ORDER", &mut self.host_order),
             ("CAIRN_NPU_SYMMETRIC_INT4", &mut self.symmetric_int4),
+            ("CAIRN_NPU_TRANSPOSED_ON_CHIP", &mut self.transposed_on_chip),
         ];
         for (name, option) in switches {
             let Some((name, text)) = lookup(name) else { continue };

@@ -20,7 +20,9 @@
 //! | Q29 | a handle listed twice drops the job silently | a job lists its output buffers once and no inputs |
 //! | Q30 | the watchdog reports success | the slow mark and sentinels, see `run` |
 //! | Q31 | address 0 faults | the first buffer of a file is a guard that nothing uses |
+//! | Q32 | transposed convolutions of stride 2 with padding from 12 are wrong | [`check_transposed_padding`]: zeros are inserted on the host |
 
+use crate::error::Unsupported;
 use crate::ops::ElementType;
 
 /// Rows that the feature reader groups.
@@ -47,6 +49,19 @@ pub const fn slack_banks(element: ElementType) -> usize {
 pub const fn pad_value(byte: i8) -> u32 {
     // QUIRK(Q24): lanes differ in which byte they read.
     u32::from_le_bytes([byte.cast_unsigned(); 4])
+}
+
+/// Refuses what the hardware's transposed convolution computes wrongly.
+///
+/// # Errors
+/// The padding.
+pub fn check_transposed_padding(steps: [usize; 2], padding: [usize; 2]) -> Result<(), Unsupported> {
+    // QUIRK(Q32): stride 2 with padding from 12 to 15, the most that its field holds.
+    let wrong = (0..2).any(|axis| steps[axis] == 2 && padding[axis] >= 12);
+    match wrong {
+        true => Err(Unsupported::new(format!("a transposed convolution with steps {steps:?}, padding {padding:?}"))),
+        false => Ok(()),
+    }
 }
 
 #[cfg(test)]

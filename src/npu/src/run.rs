@@ -89,6 +89,7 @@ pub struct Resident {
     jobs: Vec<LoadedJob>,
     /// What of the arena the CPU reads and writes.
     ranges: Vec<Range>,
+    batched: bool,
     runs: u64,
 }
 
@@ -100,7 +101,8 @@ struct LoadedJob {
 }
 
 impl Resident {
-    pub(crate) fn load(plan: Arc<Plan>, device: &Arc<dyn Device>) -> Result<Self> {
+    /// `batched`: whether the device starts a job's tasks at once.
+    pub(crate) fn load(plan: Arc<Plan>, device: &Arc<dyn Device>, batched: bool) -> Result<Self> {
         let guard = Bo::new(device, SMALL).map_err(failed("allocate the guard"))?;
         let mut constants = allocate(device, "weights", plan.constants.len() + BURST_SLACK)?;
         let mut programs = allocate(device, "register programs", plan.tasks.len() * PROGRAM_STRIDE)?;
@@ -109,7 +111,7 @@ impl Resident {
         let fences = fences.collect::<Result<Vec<_>>>()?;
         fill(&mut constants, &plan.constants)?;
         let bases = Bases { constants: constants.dma(), activations: arena.dma(), results: 0 };
-        let bytes = programs_bytes(&plan, &bases, programs.dma(), device.info().has_batched_submit())?;
+        let bytes = programs_bytes(&plan, &bases, programs.dma(), batched)?;
         fill(&mut programs, &bytes)?;
         let jobs = jobs(&plan, &[constants.handle(), programs.handle()], programs.dma(), &arena, &fences);
         let ranges = ranges(&plan);
@@ -123,6 +125,7 @@ impl Resident {
             fences,
             jobs,
             ranges,
+            batched,
             runs: 0,
         })
     }
@@ -210,7 +213,7 @@ impl Resident {
 
     /// Submits all jobs and waits for all but the last. Returns the waits, and since when the last job is waited for.
     fn execute(&mut self, deadline: Deadline) -> Result<(Vec<Duration>, Duration), RunError> {
-        let flags = JobFlags { batched: self.device.info().has_batched_submit(), ..JobFlags::default() };
+        let flags = JobFlags { batched: self.batched, ..JobFlags::default() };
         let mut waits = Vec::with_capacity(self.jobs.len());
         let mut since = self.device.now();
         for job in &self.jobs {

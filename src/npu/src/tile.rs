@@ -21,6 +21,8 @@ pub(crate) struct Geometry {
     pub(crate) output: [usize; 2],
     /// Movement of the kernel.
     pub(crate) window: Window,
+    /// Steps between inputs of a transposed convolution; 1 otherwise.
+    pub(crate) spread: [usize; 2],
     /// Bytes of one input pixel with all slots of the task.
     pub(crate) pixel_bytes: usize,
     /// Bytes of weights that must be in CBUF at once.
@@ -69,6 +71,9 @@ impl Geometry {
     /// A layer of which not even one output row fits.
     pub(crate) fn bands(&self, chip: &Chip) -> Result<Vec<Band>, Unsupported> {
         let fits = self.rows_that_fit(chip)?;
+        if self.spread != [1, 1] {
+            return self.whole(fits);
+        }
         if self.input[0] <= fits {
             return Ok(vec![self.band(0, self.output[0])]);
         }
@@ -83,6 +88,18 @@ impl Geometry {
         let count = self.output[0].div_ceil(most);
         let rows = self.output[0].div_ceil(count);
         Ok((0..self.output[0]).step_by(rows).map(|row| self.band(row, rows.min(self.output[0] - row))).collect())
+    }
+
+    /// All rows of a transposed convolution, which is known to be right in one task only. SOURCE: npu-spec 4.11.
+    fn whole(&self, fits: usize) -> Result<Vec<Band>, Unsupported> {
+        let [input_rows, _] = self.input;
+        if input_rows > fits {
+            return Err(Unsupported::new(format!(
+                "a transposed convolution needs all {input_rows} rows in CBUF, which holds {fits}"
+            )));
+        }
+        let (output_rows, pad_top) = (self.output[0], self.window.padding.top);
+        Ok(vec![Band { output_row: 0, output_rows, input_row: 0, input_rows, pad_top }])
     }
 
     fn rows_that_fit(&self, chip: &Chip) -> Result<usize, Unsupported> {
@@ -135,7 +152,8 @@ mod tests {
 
     fn geometry(input: [usize; 2], window: Window, pixel_bytes: usize) -> Geometry {
         let output = window.output(input).unwrap();
-        Geometry { input, output, window, pixel_bytes, weight_bytes: 9 * 32 * pixel_bytes, slack_banks: 1 }
+        let weight_bytes = 9 * 32 * pixel_bytes;
+        Geometry { input, output, window, spread: [1, 1], pixel_bytes, weight_bytes, slack_banks: 1 }
     }
 
     fn window(kernel: usize, stride: usize, dilation: usize, padding: Padding) -> Window {

@@ -266,7 +266,7 @@ fn a_matrix_product_reads_and_writes_rows() {
         (dpu::DataCubeNotchAddr::INFO, notch << 16 | notch),
         (dpu::SurfaceAdd::INFO, 8 << 4),
     ] {
-        crate::testbed::set(&mut stream, register, value);
+        set(&mut stream, register, value);
     }
     let output = bed.run(&[&stream]);
     assert_eq!(bed.fault(), None);
@@ -294,9 +294,9 @@ fn a_dense_partial_group_of_kernels_is_read() {
     fill(&mut bed, &stored, |seed, at| byte(seed, at).to_le_bytes());
     let mut stream = stored.program(&bed);
     for register in [core::DataoutSize1::INFO, dpu::WdmaSize0::INFO, rdma::DataCubeChannel::INFO] {
-        crate::testbed::set(&mut stream, register, 63);
+        set(&mut stream, register, 63);
     }
-    crate::testbed::set(&mut stream, dpu::DataCubeChannel::INFO, 39 << 16 | 63);
+    set(&mut stream, dpu::DataCubeChannel::INFO, 39 << 16 | 63);
     let output = bed.run(&[&stream]);
     assert_eq!(bed.fault(), None);
     for (h, w, oc) in [(0, 0, 0), (3, 4, 31), (7, 7, 32), (5, 0, 39)] {

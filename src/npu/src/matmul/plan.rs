@@ -532,6 +532,7 @@ impl MatmulPlan {
             extents: [1, 1],
             stride: [1, 1],
             dilation: [1, 1],
+            spread: [1, 1],
         })
     }
 
