@@ -8,9 +8,12 @@
 
 mod bench;
 mod chroot;
+mod emulated;
+mod llama;
 mod log;
 mod mesa;
 mod run;
+mod shaders;
 
 use std::process::ExitCode;
 
@@ -18,6 +21,7 @@ use anyhow::Result;
 use clap::Subcommand;
 
 use crate::need::{self, Need, XZ};
+use crate::patches;
 use crate::step::Counts;
 
 /// What the patches are checked with.
@@ -28,6 +32,17 @@ const NEEDS: &[Need] = &[XZ];
 pub(crate) enum Action {
     /// Builds Mesa stock, patched and in between, measures all of them, and checks the bounds.
     Test,
+    /// Compiles llama.cpp's matrix products for the GPU, as released and with our patches, and prints what becomes of them.
+    Shaders {
+        /// The large tiles of the release as well, which take a quarter of an hour of a core each.
+        #[arg(long)]
+        all: bool,
+    },
+    /// Compares llama.cpp's matrix products, with our patches, with those of the CPU, on Mesa's lavapipe.
+    Compare {
+        /// Parts of the names of products, such as `q4_K` or `128x128x256`; some of all kinds where none is given.
+        names: Vec<String>,
+    },
     /// Runs a command in the Debian that everything is built in: this repository is /workspace there, the cache /cache.
     Shell {
         /// A line for its shell.
@@ -45,10 +60,21 @@ pub(crate) fn run(action: &Action) -> Result<ExitCode> {
             need::require(NEEDS)?;
             let mut counts = Counts::default();
             mesa::check(&mut counts)?;
+            llama::check(&mut counts)?;
             bench::all(&mut counts);
             println!("\n{counts}");
             Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
+        Action::Shaders { all } => {
+            need::require(NEEDS)?;
+            need::require(emulated::NEEDS)?;
+            let mut counts = Counts::default();
+            llama::check(&mut counts)?;
+            shaders::all(*all, &mut counts);
+            println!("\n{counts}");
+            Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Action::Compare { names } => llama::compare(names),
         Action::Shell { line } => {
             let status = chroot::command(line)?.status()?;
             Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -67,6 +93,12 @@ pub(crate) fn test(counts: &mut Counts) -> Result<()> {
         return Ok(());
     }
     mesa::check(counts)?;
+    llama::check(counts)?;
+    if chroot::is_here()? {
+        patches::check(counts, "llama.cpp: the release's modules", llama::leaves_modules_alone);
+    } else {
+        counts.skip("llama.cpp: the release's modules", "`cargo xtask gpu shaders` has not compiled them here");
+    }
     if bench::is_warm()? {
         bench::all(counts);
     } else {

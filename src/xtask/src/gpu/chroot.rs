@@ -52,7 +52,7 @@ const BACKPORTS: &[&str] = &["libggml-dev", "libggml0", "libggml0-backend-vulkan
 /// # Errors
 /// No root, no archive.
 pub(crate) fn command(line: &str) -> Result<Command> {
-    let root = make()?;
+    let root = root()?;
     let cache = need::cache()?;
     std::fs::create_dir_all(&cache)?;
     let mut command = Command::new("unshare");
@@ -68,8 +68,11 @@ pub(crate) fn command(line: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// Makes it, once for each list of packages.
-fn make() -> Result<PathBuf> {
+/// Where it is; made once for each list of packages.
+///
+/// # Errors
+/// As [`command`].
+pub(crate) fn root() -> Result<PathBuf> {
     need::require(&[MMDEBSTRAP, MOUNTS])?;
     archive::once(&folder()?, |folder| {
         println!("installing Debian 13 in the cache: 2 GB, five minutes");
@@ -86,6 +89,14 @@ fn make() -> Result<PathBuf> {
             .args(["trixie", "trixie-backports"].map(|suite| format!("deb {root} {suite} main")));
         kernel::succeed(&mut install)
     })
+}
+
+/// Whether it has been made.
+///
+/// # Errors
+/// No place for a cache.
+pub(crate) fn is_here() -> Result<bool> {
+    Ok(folder()?.exists())
 }
 
 /// Changes with what is installed there.

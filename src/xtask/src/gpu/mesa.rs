@@ -130,6 +130,19 @@ fn unpack(source: &Path, folder: &Path, part: Option<&str>) -> Result<()> {
     succeed(tar.args(part.map(|part| format!("mesa-*/{part}"))))
 }
 
+/// Folders of the source as released, in the cache.
+///
+/// # Errors
+/// A source that cannot be fetched.
+pub(crate) fn parts(parts: &[&str]) -> Result<PathBuf> {
+    let text = series(MEASURED).text("base")?;
+    let pins = Pin::list(&text)?;
+    let [base] = pins.as_slice() else { bail!("{MEASURED}/base names {} files", pins.len()) };
+    archive::once(&need::cache()?.join("mesa").join(format!("parts-{}", archive::key(&(&text, parts)))), |folder| {
+        parts.iter().try_for_each(|part| unpack(&archive::fetch(base)?, folder, Some(part)))
+    })
+}
+
 /// Whether this choice has been built here.
 ///
 /// # Errors

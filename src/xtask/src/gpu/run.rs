@@ -10,14 +10,15 @@ use super::chroot;
 use super::log::{self, Report};
 use super::mesa::{self, Variant};
 use crate::archive;
-use crate::kernel::succeed;
+use crate::kernel::{printed, succeed};
 use crate::need;
 use crate::step;
 
 /// Where the sources are.
-const FOLDER: &str = "tests/gpu";
+pub(crate) const FOLDER: &str = "tests/gpu";
 /// The files that are built.
-const SOURCES: &[&str] = &["panthor.c", "panthor.h", "prefill.cpp", "scratch.c", "scratch.comp", "stream.c"];
+const SOURCES: &[&str] =
+    &["panthor.c", "panthor.h", "prefill.cpp", "scratch.c", "scratch.comp", "shader.c", "stream.c"];
 /// Shaders by name: words of each thread, of which this Mesa rounds each up to 16 bytes and all to a power of two, and
 /// words of each workgroup.
 const SHADERS: &[(&str, u32, u32)] =
@@ -25,7 +26,11 @@ const SHADERS: &[(&str, u32, u32)] =
 /// How the C programs are compiled.
 const CC: &str = "-O1 -g -Wall -Wextra -Werror";
 /// The GPU: Mali-G610.
-const GPU: &str = "a867";
+pub(crate) const GPU: &str = "a867";
+
+/// How a program finds lavapipe. Compilation is most of a run, so nothing is optimised.
+pub(crate) const LAVAPIPE: &str = "VK_DRIVER_FILES=/usr/share/vulkan/icd.d/lvp_icd.json VK_LOADER_LAYERS_DISABLE='*' \
+     LP_NATIVE_VECTOR_WIDTH=512 GALLIVM_PERF=no_opt MESA_SHADER_CACHE_DIR=/cache/mesa/shaders";
 
 /// A program's end.
 #[derive(Debug)]
@@ -43,13 +48,10 @@ pub(crate) struct Run {
 /// # Errors
 /// A build that fails, a log that cannot be read.
 pub(crate) fn run(variant: &Variant, environment: &str, line: &str) -> Result<Run> {
-    static RUNS: AtomicUsize = AtomicUsize::new(0);
     let programs = build()?;
     let driver = mesa::build(variant)?;
     let shim = format!("{}/libpanfrost_noop_drm_shim.so", mesa::build(&mesa::STOCK)?);
-    let logs = need::cache()?.join("mesa").join("logs");
-    fs::create_dir_all(&logs)?;
-    let log = logs.join(format!("{}-{}", std::process::id(), RUNS.fetch_add(1, Ordering::Relaxed)));
+    let log = new_log()?;
     let inside = mesa::inside(&log)?;
     let output = chroot::command(&format!(
         "cd {programs} && LD_PRELOAD='{programs}/panthor.so {shim}' PAN_GPU_ID={GPU} PANTHOR_LOG={inside} \
@@ -62,6 +64,26 @@ pub(crate) fn run(variant: &Variant, environment: &str, line: &str) -> Result<Ru
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     ensure!(!events.is_empty(), "`{line}` did not reach the device: {text}");
     Ok(Run { text, status: output.status.code(), report: log::read(&events)? })
+}
+
+/// Runs a program of [`build`] on Mesa's lavapipe, which computes, with warps as wide as the GPU's; what it printed.
+///
+/// # Errors
+/// A build or a program that fails.
+pub(crate) fn lavapipe(line: &str) -> Result<String> {
+    let programs = build()?;
+    printed(&mut chroot::command(&format!("cd {programs} && {LAVAPIPE} exec {line}"))?)
+}
+
+/// A name for a log, in the cache.
+///
+/// # Errors
+/// A folder that cannot be made.
+pub(crate) fn new_log() -> Result<PathBuf> {
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    let logs = need::cache()?.join("mesa").join("logs");
+    fs::create_dir_all(&logs)?;
+    Ok(logs.join(format!("{}-{}", std::process::id(), RUNS.fetch_add(1, Ordering::Relaxed))))
 }
 
 /// How many command buffers were recorded, of how many, and the first error, in the last round of `scratch`.
@@ -90,6 +112,7 @@ fn build() -> Result<String> {
             "cd /workspace/{FOLDER}
             gcc {CC} -shared -fPIC -I/usr/include/libdrm panthor.c stream.c -o {to}/panthor.so
             gcc {CC} scratch.c -o {to}/scratch -lvulkan
+            gcc {CC} shader.c -o {to}/shader -lvulkan
             g++ {CC} prefill.cpp -o {to}/prefill -lggml -lggml-base\n"
         );
         for (name, thread, group) in SHADERS {
