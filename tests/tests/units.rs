@@ -170,6 +170,7 @@ fn an_image_starts_what_it_must_and_only_the_gate_marks_a_slot_good() {
         "sysinit.target.wants cairn-provision.service",
     ];
     assert_eq!(enabled, wanted.map(str::to_owned).into());
+}
 
 /// Texts of 32 hexadecimal digits between quotation marks.
 fn identities(source: &str) -> Vec<String> {
