@@ -16,6 +16,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::archive::{self, Pin};
 use crate::board::qemu;
+use crate::kernel::succeed;
 use crate::need::{self, DOSFSTOOLS, DTC, FW_SETENV, MKIMAGE, MTOOLS, Need, QEMU_LIBRARIES, SFDISK};
 use crate::step::{self, Counts};
 
@@ -84,6 +85,23 @@ pub(crate) fn test(counts: &mut Counts) -> Result<()> {
         counts.step(outcome.is_ok());
     }
     Ok(())
+}
+
+/// What a disk needs to start in the machine: the kernel of slot A, and the device tree.
+pub(crate) fn parts(folder: &Path) -> Result<(PathBuf, PathBuf)> {
+    let (image, source, tree) = (folder.join("kernel"), folder.join("board.dts"), folder.join("board.dtb"));
+    fs::write(&image, kernel('A'))?;
+    fs::write(&source, BOARD)?;
+    succeed(Command::new("dtc").arg("-q").arg("-o").arg(&tree).arg(&source))?;
+    Ok((image, tree))
+}
+
+/// Starts the machine with a disk, and returns what it printed.
+pub(crate) fn start(disk: &Path) -> Result<String> {
+    let bench = Bench::prepare()?;
+    // Most of the disk is a hole, which a copy would fill.
+    fs::hard_link(disk, bench.disk())?;
+    Ok(bench.boot()?.0)
 }
 
 fn a_new_disk(bench: &Bench) -> Result<()> {
@@ -208,10 +226,13 @@ impl Bench {
         fs::File::create(self.folder.join("new"))?.set_len(DISK_BYTES)?;
         self.partition()?;
         self.fill("config", &["boot.scr"])?;
+        // One bundle serves both slots, so its command lines are for either.
+        let quoted = |label| format!("root=/dev/{label} create=\"{label},,,ro,0 8\"");
+        let lines = format!("system_args_A={}\nsystem_args_B={}\n", quoted("boot_a"), quoted("boot_b"));
+        fs::write(self.folder.join("cmdline.env"), lines)?;
         for (label, letter) in [("boot_a", 'A'), ("boot_b", 'B')] {
             fs::write(self.folder.join("kernel"), kernel(letter))?;
             self.tool("mkimage", &["-f", "kernel.its", "cairn.fit"])?;
-            fs::write(self.folder.join("cmdline.env"), format!("system_args=root=/dev/{label}\n"))?;
             self.fill(label, &["cairn.fit", "cmdline.env"])?;
         }
         Ok(())
@@ -342,7 +363,8 @@ impl Boot {
     fn started(&self, slot: &str, left: &str) -> Result<&Self> {
         self.says(&format!("cairn: starting {slot}, tries left {left},"))?;
         let label = if slot == "A" { "boot_a" } else { "boot_b" };
-        self.says(&format!("KERNEL {slot}\n"))?.says(&format!("root=/dev/{label} rauc.slot={slot} "))
+        self.says(&format!("KERNEL {slot}\n"))?
+            .says(&format!("root=/dev/{label} create=\"{label},,,ro,0 8\" rauc.slot={slot} "))
     }
 
     fn says(&self, words: &str) -> Result<&Self> {

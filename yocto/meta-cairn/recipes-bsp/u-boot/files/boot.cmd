@@ -71,9 +71,14 @@ run save_state || echo "cairn: THE BOOT STATE CANNOT BE SAVED, this try is not c
 echo "cairn: starting ${slot}, tries left A=${BOOT_A_LEFT} B=${BOOT_B_LEFT}, order ${BOOT_ORDER}"
 
 part number ${devtype} ${devnum} ${slot_label} slot_part
-setenv system_args
-load ${devtype} ${devnum}:${slot_part} ${ramdisk_addr_r} cmdline.env && env import -t ${ramdisk_addr_r} ${filesize} system_args
-setenv bootargs "${system_args} rauc.slot=${slot} ${exhausted}"
+setenv system_args_A
+setenv system_args_B
+load ${devtype} ${devnum}:${slot_part} ${ramdisk_addr_r} cmdline.env && env import -t ${ramdisk_addr_r} ${filesize} system_args_A system_args_B
+if test "${slot}" = A; then
+  setenv bootargs "${system_args_A} rauc.slot=A ${exhausted}"
+else
+  setenv bootargs "${system_args_B} rauc.slot=B ${exhausted}"
+fi
 load ${devtype} ${devnum}:${slot_part} ${ramdisk_addr_r} cairn.fit && bootm ${ramdisk_addr_r}
 
 echo "cairn: ${slot} CANNOT BE STARTED"
