@@ -1,18 +1,16 @@
 //! Command line of the appliance: a client of the daemons' D-Bus interfaces, and of nothing else.
 //!
-//! Every command prints text for people, or with `--json` JSON values, one a line. Errors carry the daemon's code and end
-//! with status 1, wrong arguments with status 2.
+//! Every command prints text for people, or with `--json` one JSON value. Errors carry the daemon's code.
 
 #![forbid(unsafe_code)]
 
 mod annotate;
+pub mod flash;
 mod health;
 mod infer;
 mod models;
-mod objects;
 mod provision;
 mod status;
-mod top;
 mod update;
 
 use std::io::Write;
@@ -45,6 +43,8 @@ enum Command {
     /// Load or unload a model
     #[command(subcommand)]
     Model(models::Change),
+    /// Write an image to a card or disk, at your desk
+    Flash(flash::Flash),
     /// Look at a cairn.toml at your desk
     #[command(subcommand)]
     Provision(provision::Provision),
@@ -67,9 +67,9 @@ enum Command {
     Watch,
     /// Gather a support bundle
     Bundle(health::Bundle),
-    /// Show load, models, queue, temperatures, incidents and update, live
+    /// Show load and counters, again and again
     Top {
-        /// Print one view as text, or as JSON, and end
+        /// Print once and end
         #[arg(long)]
         once: bool,
     },
@@ -81,9 +81,11 @@ enum Command {
 /// Where the bus or the daemon refuses, or a file cannot be read or written.
 pub async fn run(arguments: Arguments, out: &mut impl Write) -> Result<()> {
     let mut printer = Printer { json: arguments.json, out };
-    // The only command that asks no daemon.
-    if let Command::Provision(command) = &arguments.command {
-        return provision::run(command, &mut printer);
+    // For people at their desk: these ask no daemon.
+    match &arguments.command {
+        Command::Provision(command) => return provision::run(command, &mut printer),
+        Command::Flash(command) => return flash::run(command, &mut printer),
+        _ => {}
     }
     let bus = arguments.bus.as_deref().map_or_else(connection::Builder::system, connection::Builder::address);
     let connection = bus.build().await.context("connect to the bus")?;
@@ -92,6 +94,7 @@ pub async fn run(arguments: Arguments, out: &mut impl Write) -> Result<()> {
         Command::Models => models::list(&connection, &mut printer).await,
         Command::Model(change) => models::change(&connection, &change, &mut printer).await,
         Command::Provision(command) => provision::run(&command, &mut printer),
+        Command::Flash(command) => flash::run(&command, &mut printer),
         Command::Update(update) => update::run(&connection, &update, &mut printer).await,
         Command::Reset { yes } => update::reset(&connection, yes, &mut printer).await,
         Command::Devices => status::devices(&connection, &mut printer).await,
@@ -99,7 +102,7 @@ pub async fn run(arguments: Arguments, out: &mut impl Write) -> Result<()> {
         Command::Incidents => health::incidents(&connection, &mut printer).await,
         Command::Watch => health::watch(&connection, &mut printer).await,
         Command::Bundle(bundle) => health::bundle(&connection, &bundle, &mut printer).await,
-        Command::Top { once } => top::run(&connection, once, &mut printer).await,
+        Command::Top { once } => status::top(&connection, once, &mut printer).await,
     }
 }
 
