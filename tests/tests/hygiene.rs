@@ -37,7 +37,8 @@ const REGISTRIES: &[&str] = &[
 /// What a merge leaves behind, in two parts.
 const MERGE_MARKERS: &[&str] = &[concat!("<<<<", "<<< "), concat!(">>>>", ">>> ")];
 /// Files whose content a tool writes.
-const GENERATED: &[&str] = &["Cargo.lock", "fuzz/Cargo.lock"];
+const GENERATED: &[&str] =
+    &["Cargo.lock", "fuzz/Cargo.lock", "yocto/meta-cairn/recipes-cairn/cairn-services/cairn-services-crates.inc"];
 /// The largest file; the bundled detector is just below.
 const LARGEST_BYTES: u64 = 6 << 20;
 

@@ -8,7 +8,7 @@ use api::mqtt::{
     DesiredModel, DesiredUpdate, INSTALL, ModelReport, OFFLINE, ONLINE, Topics, UpdateReport, update_discovery,
 };
 use bytes::Bytes;
-use kit::mqtt::{Delivery, Event, LinkError, MqttLink, Publication, goodbye};
+use kit::mqtt::{Delivery, Event, LinkError, MqttLink, Publication};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
@@ -20,6 +20,9 @@ use crate::state::State;
 /// The shortest time between two reports of progress alone.
 // TIMEOUT: RAUC says more than anybody reads over a network that may be paid by the byte.
 const REPORTS: Duration = Duration::from_secs(1);
+/// How long goodbye to the broker may take.
+// TIMEOUT: a service has 90 s to stop; a broker that does not read must not use them up.
+const GOODBYE: Duration = Duration::from_secs(5);
 
 /// Listens to a broker until `stop` completes. `link` and `events` come from [`kit::mqtt::open`].
 ///
@@ -65,7 +68,9 @@ pub(crate) async fn run(
         }
     }
     front.publish(front.topics.update_availability(), OFFLINE.into());
-    goodbye(&*front.link, &mut events).await;
+    front.link.close();
+    // The link ends its events when all is out; a broker that does not read ends nothing.
+    let _ = tokio::time::timeout(GOODBYE, async { while events.recv().await.is_some() {} }).await;
     Ok(())
 }
 

@@ -14,6 +14,7 @@ mod check;
 mod cross;
 mod fuzz;
 mod gpu;
+mod image;
 mod kbuild;
 mod kernel;
 mod kmod;
@@ -27,6 +28,7 @@ mod shim;
 mod step;
 mod teflon;
 mod test;
+mod yocto;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -96,6 +98,18 @@ enum Command {
         #[command(subcommand)]
         action: board::Action,
     },
+    /// The disk of the appliance, by ordinary tools.
+    Image {
+        /// What to do with it.
+        #[command(subcommand)]
+        action: image::Action,
+    },
+    /// The Yocto layer of the image.
+    Yocto {
+        /// What to do with it.
+        #[command(subcommand)]
+        action: yocto::Action,
+    },
     /// Measures latency, throughput, the simulator's speed and the NPU library's cost; prints plans.
     Bench {
         /// One of them; all where none is named.
@@ -119,6 +133,8 @@ fn main() -> ExitCode {
         Command::Gpu { action } => gpu::run(&action),
         Command::Bootloader => bootloader::run(),
         Command::Board { action } => board::run(&action),
+        Command::Image { action } => image::run(&action),
+        Command::Yocto { action } => yocto::run(action),
         Command::Bench { which } => bench::run(which),
     };
     match outcome {

@@ -35,8 +35,6 @@ pub(crate) const STRACE: Need = Need { name: "strace", probe: &["strace", "true"
 /// A file system of a test's own.
 pub(crate) const UNSHARE: Need =
     Need { name: "unshare", probe: &["unshare", "--map-root-user", "--mount", "true"], package: "util-linux" };
-/// Whoever may become another user.
-pub(crate) const ROOT: Need = Need { name: "root", probe: &["sh", "-c", "test $(id -u) = 0"], package: "util-linux" };
 /// What writes and verifies bundles of updates.
 pub(crate) const RAUC: Need = Need { name: "rauc", probe: &["rauc", "--version"], package: "rauc" };
 /// What decides who may do what.
@@ -45,6 +43,20 @@ pub(crate) const POLKIT: Need =
 /// What packs bundles.
 pub(crate) const SQUASHFS: Need =
     Need { name: "mksquashfs", probe: &["mksquashfs", "-version"], package: "squashfs-tools" };
+/// What maps the blocks of an image.
+pub(crate) const BMAP: Need = Need { name: "bmaptool", probe: &["bmaptool", "--version"], package: "bmap-tools" };
+/// What makes root file systems.
+pub(crate) const EROFS: Need = Need { name: "mkfs.erofs", probe: &["which", "mkfs.erofs"], package: "erofs-utils" };
+/// What makes their hash trees.
+pub(crate) const VERITYSETUP: Need =
+    Need { name: "veritysetup", probe: &["which", "veritysetup"], package: "cryptsetup-bin" };
+/// What makes a boot state.
+pub(crate) const MKENVIMAGE: Need =
+    Need { name: "mkenvimage", probe: &["which", "mkenvimage"], package: "u-boot-tools" };
+/// What makes file systems for data.
+pub(crate) const MKFS: Need = Need { name: "mkfs.ext4", probe: &["which", "mkfs.ext4"], package: "e2fsprogs" };
+/// What packs images.
+pub(crate) const ZSTD: Need = Need { name: "zstd", probe: &["zstd", "--version"], package: "zstd" };
 /// What makes the keys of bundles.
 pub(crate) const OPENSSL: Need = Need { name: "openssl", probe: &["openssl", "version"], package: "openssl" };
 /// Slots of an update: loop devices, mounted out of everybody's sight.

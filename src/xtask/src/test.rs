@@ -11,11 +11,11 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::need::{
-    self, BROKER, BUS, BUSCTL, FW_SETENV, MQTT_CLIENTS, Need, OPENSSL, POLKIT, PYTHON, RAUC, ROOT, SLOTS, SQUASHFS,
-    STRACE, UNSHARE,
+    self, BMAP, BROKER, BUS, BUSCTL, FW_SETENV, MQTT_CLIENTS, Need, OPENSSL, POLKIT, PYTHON, RAUC, SLOTS, SQUASHFS,
+    STRACE, UNSHARE, ZSTD,
 };
 use crate::step::{self, Counts};
-use crate::{board, bootloader, check, fuzz, gpu, patches, teflon};
+use crate::{board, bootloader, check, fuzz, gpu, image, patches, teflon, yocto};
 
 /// TIMEOUT: each part of a cold run stays under 15 minutes on two cores; twice that.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -29,14 +29,13 @@ const NEEDS: &[(&str, &[Need])] = &[
     ("dbus", &[BUS]),
     ("models", &[BUS, BROKER, MQTT_CLIENTS]),
     ("delegate", &[PYTHON]),
+    ("flash", &[SLOTS, BMAP, ZSTD]),
     ("health", &[BUS, BROKER, MQTT_CLIENTS]),
     ("provisioning", &[BUSCTL]),
     ("programs", &[BUS, BROKER]),
     ("mqtt", &[BUS, BROKER, MQTT_CLIENTS]),
     ("update", &[BUS, BROKER, MQTT_CLIENTS, RAUC, SQUASHFS, OPENSSL, SLOTS]),
-    ("spool", &[BUS, BROKER, MQTT_CLIENTS, UNSHARE]),
-    ("strangers", &[BUS, BUSCTL, ROOT]),
-    ("cairnctl", &[BUS]),
+    ("spool", &[BROKER, MQTT_CLIENTS, UNSHARE]),
     ("units", &[BUSCTL]),
     ("whole_machine", &[BUS, BROKER, MQTT_CLIENTS, RAUC, SQUASHFS, OPENSSL, SLOTS, FW_SETENV]),
 ];
@@ -52,6 +51,8 @@ pub(crate) fn run(quick: bool) -> ExitCode {
     part(&mut counts, bootloader::test);
     part(&mut counts, patches::test);
     part(&mut counts, gpu::test);
+    part(&mut counts, yocto::test);
+    part(&mut counts, image::test);
     part(&mut counts, board::run_tests);
     if quick {
         counts.skip("fuzzing", "left out by --quick");

@@ -1,0 +1,1 @@
+"""bitbake imports this; nothing here serves hashes or revisions."""

@@ -1,0 +1,1 @@
+SUMMARY = "Of the layers that ours stands on"
