@@ -647,8 +647,8 @@ fn minus_eight_is_refused_where_codes_were_promised_to_be_symmetric() {
 }
 
 /// A product with a lever pulled, and the same product afterwards.
-fn spoiled<T: Case>(lever: Lever) -> String {
-    let (simulator, mut context) = context(Mode { options: |options| Options { workers: 1, ..options }, ..BATCHED });
+fn spoiled<T: Case>(mode: Mode, lever: Lever) -> String {
+    let (simulator, mut context) = context(Mode { options: |options| Options { workers: 1, ..options }, ..mode });
     let mut rng = StdRng::seed_from_u64(1);
     let [rows, depth, columns] = [12, 2112, 256];
     let (a, b) = (random::<T>(&mut rng, rows * depth), random::<T>(&mut rng, columns * depth));
@@ -667,17 +667,23 @@ fn what_the_hardware_did_not_write_is_never_a_result() {
     let untrusted = "the result cannot be trusted";
     for task in [0, 1] {
         // Of half precision, task 0 writes partial sums that only the chip reads.
-        let error = spoiled::<F16>(Lever::LostWrite { task, burst: 2 });
+        let error = spoiled::<F16>(BATCHED, Lever::LostWrite { task, burst: 2 });
         assert!(error.contains(untrusted) && error.contains("sentinels"), "{error}");
     }
-    let error = spoiled::<I8>(Lever::LostWrite { task: 0, burst: 3 });
+    let error = spoiled::<I8>(BATCHED, Lever::LostWrite { task: 0, burst: 3 });
     assert!(error.contains("sentinels survived"), "{error}");
-    let error = spoiled::<I8>(Lever::PartialWrite { task: 0, percent: 30 });
+    let error = spoiled::<I8>(BATCHED, Lever::PartialWrite { task: 0, percent: 30 });
     assert!(error.contains("sentinels survived"), "{error}");
-    let error = spoiled::<Tf32>(Lever::SwallowedSubmit);
+    let error = spoiled::<Tf32>(STOCK, Lever::SwallowedSubmit);
     assert!(error.contains("sentinels survived"), "{error}");
-    let error = spoiled::<Bf16>(Lever::Hang { task: 0 });
+    let error = spoiled::<Bf16>(STOCK, Lever::Hang { task: 0 });
     assert!(error.contains("at least the slow mark"), "{error}");
+}
+
+#[test]
+fn a_driver_that_tells_is_believed_and_used_again() {
+    assert_eq!(spoiled::<Tf32>(BATCHED, Lever::SwallowedSubmit), "submit a job");
+    assert_eq!(spoiled::<Bf16>(BATCHED, Lever::Hang { task: 0 }), "wait for the jobs");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use model::{Graph, Node, TensorId};
 use npu::{
     Activation, Add, Chip, Distrust, ElementType, Network, NetworkBuilder, Quant, Resident, RunError, TensorRef,
 };
-use npu_device::Deadline;
+use npu_device::{Deadline, Errno};
 use npu_sim::{Lever, Options, Simulator};
 use quantised::{
     Agreement, Conv, Scales, Tensor, device, from_bytes, kernels, quant, rng, run, same_padding, soon, sum, window,
@@ -228,34 +228,49 @@ impl Trial {
     }
 
     /// Runs with a lever, which must be noticed, and once more, which must be right.
-    fn notices(&mut self, lever: Lever) -> Distrust {
+    fn notices(&mut self, lever: Lever) -> RunError {
         self.simulator.inject(lever.clone());
-        let reason = match self.run(Deadline::Never) {
-            Err(RunError::Untrusted { reason, .. }) => reason,
-            other => panic!("{lever:?} went unnoticed: {other:?}"),
-        };
+        let error = self.run(Deadline::Never).expect_err("the lever went unnoticed");
         assert_eq!(self.run(Deadline::Never).unwrap(), self.good, "after {lever:?}");
-        reason
+        error
     }
+}
+
+/// Whether a run took too long to be believed.
+fn is_slow(error: &RunError) -> bool {
+    matches!(error, RunError::Untrusted { reason: Distrust::Slow { .. }, .. })
+}
+
+/// Whether a task of a run did not write what it should.
+fn lacks_writes_of(error: &RunError, task: usize) -> bool {
+    matches!(error, RunError::Untrusted { reason: Distrust::Sentinels { first, .. }, .. } if first.task == task)
+}
+
+/// Whether the driver itself said that a run failed.
+fn is_told(error: &RunError, errno: Errno) -> bool {
+    matches!(error, RunError::Device { source, .. } if source.errno() == Some(errno))
 }
 
 #[test]
 fn a_hung_job_is_never_taken_for_a_result() {
     for options in kernels() {
+        let told = options.reports_failed_jobs;
         let mut trial = Trial::new(options, &Chip::RK3588);
-        for task in 0..trial.tasks {
-            assert!(matches!(trial.notices(Lever::Hang { task }), Distrust::Slow { .. }));
-            assert!(matches!(trial.notices(Lever::IommuFault { task }), Distrust::Slow { .. }));
+        let tasks = (0..trial.tasks).flat_map(|task| [Lever::Hang { task }, Lever::IommuFault { task }]);
+        for lever in tasks.chain([Lever::Slow(Duration::from_millis(600))]) {
+            let error = trial.notices(lever);
+            assert!(if told { is_told(&error, Errno::IO) } else { is_slow(&error) }, "{error:?}");
         }
-        trial.notices(Lever::Slow(Duration::from_millis(600)));
     }
 }
 
 #[test]
 fn a_job_that_was_never_queued_is_noticed() {
     for options in kernels() {
+        let told = options.reports_dropped_jobs;
         let mut trial = Trial::new(options, &Chip::RK3588);
-        assert!(matches!(trial.notices(Lever::SwallowedSubmit), Distrust::Sentinels { .. }));
+        let error = trial.notices(Lever::SwallowedSubmit);
+        assert!(if told { is_told(&error, Errno::NOMEM) } else { lacks_writes_of(&error, 0) }, "{error:?}");
     }
 }
 
@@ -264,8 +279,8 @@ fn a_task_that_writes_only_a_part_is_noticed() {
     let mut trial = Trial::new(Options::batched(), &Chip::RK3588);
     for task in 0..trial.tasks {
         for percent in [0, 10, 50, 90, 99] {
-            let reason = trial.notices(Lever::PartialWrite { task, percent });
-            assert!(matches!(reason, Distrust::Sentinels { first, .. } if first.task == task), "{reason}");
+            let error = trial.notices(Lever::PartialWrite { task, percent });
+            assert!(lacks_writes_of(&error, task), "{error:?}");
         }
     }
 }
@@ -275,8 +290,8 @@ fn a_lost_burst_of_any_layer_is_noticed() {
     let mut trial = Trial::new(Options::batched(), &Chip::RK3588);
     for task in 0..trial.tasks {
         for burst in (0..400).step_by(37) {
-            let reason = trial.notices(Lever::LostWrite { task, burst });
-            assert!(matches!(reason, Distrust::Sentinels { first, .. } if first.task == task), "{reason}");
+            let error = trial.notices(Lever::LostWrite { task, burst });
+            assert!(lacks_writes_of(&error, task), "{error:?}");
         }
     }
 }
@@ -301,11 +316,14 @@ fn a_deadline_ends_the_wait_and_the_next_run_is_right() {
 fn a_hang_in_any_of_several_jobs_is_noticed() {
     // As many jobs as tasks: the budget is below any task's modelled time.
     let chip = Chip { job_budget: Duration::ZERO, ..Chip::RK3588 };
-    let mut trial = Trial::new(Options::batched(), &chip);
-    let jobs = trial.block.network(&chip, false).report().jobs;
-    assert_eq!(jobs, trial.tasks);
-    let reason = trial.notices(Lever::Hang { task: 0 });
-    assert!(matches!(reason, Distrust::Slow { .. }), "{reason}");
+    for options in kernels() {
+        let told = options.reports_failed_jobs;
+        let mut trial = Trial::new(options, &chip);
+        let jobs = trial.block.network(&chip, false).report().jobs;
+        assert_eq!(jobs, trial.tasks);
+        let error = trial.notices(Lever::Hang { task: 0 });
+        assert!(if told { is_told(&error, Errno::IO) } else { is_slow(&error) }, "{error:?}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::slice;
 use std::sync::Arc;
 
-use crate::{BoInfo, Deadline, Device, Mapping, Range, Result};
+use crate::{BoInfo, Deadline, Device, Errno, Mapping, Range, Result};
 
 /// A buffer object of one open file: device memory with a CPU mapping.
 #[derive(Debug)]
@@ -67,6 +67,25 @@ impl Bo {
         }
         self.device.prep_bo_ranges(self.info.handle, ranges, deadline)?;
         Ok(Access { bo: self, ranges: Some(ranges) })
+    }
+
+    /// As [`Bo::access`] without `ranges` and [`Bo::access_ranges`] with them, for what is to be written anew: it does not
+    /// matter that a job failed that was to write it. A driver that reports failed jobs does so until a later job writes the
+    /// buffer.
+    ///
+    /// # Errors
+    /// Those of [`Device::prep_bo`] but that one.
+    pub fn overwrite<'a>(&'a mut self, ranges: Option<&'a [Range]>, deadline: Deadline) -> Result<Access<'a>> {
+        let ranges = ranges.filter(|_| self.device.info().has_ranged_sync());
+        let waited = match ranges {
+            Some(ranges) => self.device.prep_bo_ranges(self.info.handle, ranges, deadline),
+            None => self.device.prep_bo(self.info.handle, deadline),
+        };
+        match waited {
+            // The driver has waited, and made the buffer readable, before it says this.
+            Err(error) if error.errno() != Some(Errno::IO) => Err(error),
+            _ => Ok(Access { bo: self, ranges }),
+        }
     }
 }
 

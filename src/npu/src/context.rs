@@ -158,7 +158,7 @@ impl Worker {
             return Ok(());
         }
         for bo in self.results.iter_mut().filter_map(|scratch| scratch.0.as_mut()) {
-            bo.access(deadline).map(drop).map_err(waiting(0))?;
+            bo.overwrite(None, deadline).map(drop).map_err(waiting(0))?;
         }
         self.unsettled = false;
         Ok(())

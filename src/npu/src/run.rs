@@ -200,7 +200,7 @@ impl Resident {
     /// Writes inputs and sentinels.
     fn prepare(&mut self, inputs: &[&[u8]], deadline: Deadline) -> Result<(), RunError> {
         let Self { plan, arena, ranges, runs, .. } = self;
-        let mut arena = arena.access_ranges(ranges, deadline).map_err(waiting(0))?;
+        let mut arena = arena.overwrite(Some(ranges), deadline).map_err(waiting(0))?;
         for (input, &tensor) in inputs.iter().zip(&plan.inputs) {
             plan.arena.cubes[tensor].pack(input, &mut arena[plan.arena.offsets[tensor]..]);
         }

@@ -64,9 +64,10 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The version of our kernel patches, which have batched submit. Errors are as silent as mainline's.
+    /// The driver with our kernel patches: it has batched submit, and says which jobs it drops and which failed.
     pub fn batched() -> Self {
-        Self { version: (1, 3, 0), ..Self::default() }
+        let patched = true;
+        Self { version: (1, 3, 0), reports_failed_jobs: patched, reports_dropped_jobs: patched, ..Self::default() }
     }
 }
 

@@ -261,7 +261,7 @@ impl Run<'_> {
         second: &Second<'_, T::Factor>,
     ) -> Result<(), RunError> {
         for (round, results) in loaded.rounds.iter().zip(&mut self.worker.results) {
-            let mut memory = results.get().access(self.deadline).map_err(waiting(0))?;
+            let mut memory = results.get().overwrite(None, self.deadline).map_err(waiting(0))?;
             mark(&mut memory[..plan.round_bytes(round)], self.mark);
             memory.finish().map_err(refused("hand the results to the device"))?;
         }
