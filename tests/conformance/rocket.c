@@ -270,14 +270,15 @@ static void growth(struct bed *bed)
 /* ---- 8.3 the watchdog ---- */
 static void watchdog(struct bed *bed)
 {
-	struct task task = { WILD, 8 };
+	struct bo nothing = create(bed->fd, PAGE);
+	struct task task = { nothing.dma, 8 };
 	struct job job = job_of(&task, 1, &bed->features.handle, &bed->output.handle);
 	int64_t start = now();
 	long got;
 
 	memset(bed->output.map, 0x77, PAGE);
 	fini(bed->fd, bed->output.handle);
-	expect(submit(bed->fd, &job, 1, MAINLINE_JOB), 0, "a job whose program is nowhere is accepted");
+	expect(submit(bed->fd, &job, 1, MAINLINE_JOB), 0, "a job whose program does nothing is accepted");
 	expect(prep(bed->fd, bed->output.handle, 0), -EBUSY, "PREP_BO polls what is busy: EBUSY");
 	expect(prep(bed->fd, bed->output.handle, 1), -EBUSY, "PREP_BO with a time that has passed polls: EBUSY");
 	line(waited(prep(bed->fd, bed->features.handle, 0)), "an input has no fence");
@@ -290,6 +291,13 @@ static void watchdog(struct bed *bed)
 	printf("# the watchdog took %lld ms\n", (long long)((now() - start) / MS));
 	line(filled(bed->output.map, 0x77), "the output is as it was");
 	line(runs(bed), "the core runs the next job");
+
+	task.regcmd = WILD;
+	expect(submit(bed->fd, &job, 1, MAINLINE_JOB), 0, "a job whose program is nowhere is accepted");
+	got = prep(bed->fd, bed->output.handle, now() + LONG_TIME);
+	line(kernel == CAIRN ? got == -EIO : waited(got), "and ends as one that hangs does");
+	line(runs(bed), "the core runs the next job");
+	munmap(nothing.map, PAGE);
 }
 
 /* ---- 8.5 batched jobs ---- */

@@ -227,6 +227,7 @@ pub(crate) static ROWS: &[Row] = &[
     (From::Npu, "NPU job timed out", "npu-job-timeout", Once),
     (From::Npu, "NPU job timed out: RAW_STATUS={x} MASK={x} OP_EN={x}", "npu-job-timeout", Once),
     (From::Npu, "NPU job timed out (device not active)", "npu-job-timeout", Once),
+    (From::Npu, "NPU job failed: DMA error", "npu-dma-error", Once),
     (From::Npu, "failed to map buffer: size={d} request_size={d}", "npu-map-failed", Root),
     (From::Npu, "failed to enable ({d}) clocks for core {d}", "npu-power", Root),
     (From::Npu, "failed to get resets for core {d}", "npu-probe-failed", Root),

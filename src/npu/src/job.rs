@@ -46,7 +46,7 @@ impl Worker {
         let deadline = Deadline::after(&*self.device, options.deadline);
         self.settle(deadline)?;
         self.results[0].at_least(&self.device, "results", bytes)?;
-        let mut memory = self.results[0].get().access(deadline).map_err(waiting(0))?;
+        let mut memory = self.results[0].get().overwrite(None, deadline).map_err(waiting(0))?;
         memory[..bytes].as_chunks_mut().0.fill(mark);
         memory.finish().map_err(refused("hand the results to the device"))?;
         Ok(Started { deadline, since: Duration::ZERO, mark, tasks: 0 })

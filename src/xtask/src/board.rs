@@ -10,15 +10,20 @@
 
 mod guest;
 mod machine;
+mod needed;
 pub(crate) mod qemu;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 
+use crate::kernel::Line;
+use crate::kmod::{self, Driver};
 use crate::need;
 use crate::step::Counts;
-use machine::{Input, Machine};
+use guest::Plan;
+use machine::{Input, LIMIT, Machine};
 
 /// What to do with the board.
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -33,9 +38,31 @@ pub(crate) enum Action {
     },
     /// The stock driver against ours, the conformance program, and npud with the detector.
     Test {
-        /// How many rounds each client of a crowd works; a few hundred are a soak.
-        #[arg(long, default_value_t = guest::ROUNDS)]
-        rounds: u32,
+        /// For how many seconds of the board's clock each of two crowds of clients works, instead of a few rounds.
+        #[arg(long)]
+        seconds: Option<u32>,
+        /// The line of the patches; of another one than the kernel's, only the driver with patches is tested.
+        #[arg(long, default_value = kmod::LINE)]
+        line: String,
+        /// Leaves a patch out, and what does not apply without it; only the driver with the others is tested.
+        #[arg(long)]
+        without: Option<u32>,
+        /// MiB of the board's memory.
+        #[arg(long, default_value_t = qemu::MEMORY)]
+        memory: u32,
+    },
+    /// For each patch: a driver without it does not pass the check that `kernel-patches/README.md` names. What takes the
+    /// kernel down ends the run, and is named alone.
+    Needed {
+        /// The line of the patches.
+        #[arg(long, default_value = kmod::LINE)]
+        line: String,
+        /// MiB of the board's memory.
+        #[arg(long, default_value_t = qemu::MEMORY)]
+        memory: u32,
+        /// Numbers of patches.
+        #[arg(required = true)]
+        patches: Vec<u32>,
     },
 }
 
@@ -46,31 +73,50 @@ pub(crate) enum Action {
 pub(crate) fn run(action: &Action) -> Result<ExitCode> {
     match action {
         Action::Up => {
-            Machine::start(&guest::interactive()?)?.pass_through(Input::Terminal)?;
+            Machine::start(&guest::interactive()?, qemu::MEMORY)?.pass_through(Input::Terminal)?;
             Ok(ExitCode::SUCCESS)
         }
         Action::Run { command } => {
-            let status = Machine::start(&guest::command(&command.join(" "))?)?.pass_through(Input::Nothing)?;
+            let initramfs = guest::command(&command.join(" "))?;
+            let status = Machine::start(&initramfs, qemu::MEMORY)?.pass_through(Input::Nothing)?;
             Ok(if status == Some(0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
-        Action::Test { rounds } => {
-            let mut counts = Counts::default();
-            test(*rounds, &mut counts)?;
-            println!("\n{counts}");
-            Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Action::Test { seconds, line, without, memory } => {
+            let crowd = seconds.map_or(guest::ROUNDS.to_string(), |seconds| format!("{seconds}s"));
+            let driver = without.map_or(Driver::Patched, Driver::Without);
+            let plan = match (line.as_str(), driver) {
+                (kmod::LINE, Driver::Patched) => Plan::whole(crowd),
+                (line, driver) => Plan::alone(&Line::named(line), driver, crowd),
+            };
+            count(&plan, *memory, seconds.unwrap_or_default())
+        }
+        Action::Needed { line, memory, patches } => {
+            let checks =
+                patches.iter().map(|patch| Ok((*patch, needed::check(*patch)?))).collect::<Result<Vec<_>>>()?;
+            count(&Plan::lacking(&Line::named(line), &checks), *memory, 0)
         }
     }
+}
+
+/// Runs tests and prints the counts.
+fn count(plan: &Plan, memory: u32, seconds: u32) -> Result<ExitCode> {
+    let mut counts = Counts::default();
+    // TIMEOUT: a second of the board's clock is less than a minute of a slow machine's; two crowds work.
+    let limit = LIMIT + 2 * Duration::from_secs(60) * seconds;
+    test(plan, memory, limit, &mut counts)?;
+    println!("\n{counts}");
+    Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// As a part of all tests: the shortest crowd, and skipped where the board cannot be had.
 ///
 /// # Errors
-/// As [`test()`].
+/// As [`run`].
 pub(crate) fn run_tests(counts: &mut Counts) -> Result<()> {
     println!("\n== virtual board");
     match need::provide(&guest::needs()).first() {
         Some(need) => counts.skip("virtual board", &format!("needs {}", need.name)),
-        None => test(guest::ROUNDS, counts)?,
+        None => test(&Plan::whole(guest::ROUNDS.to_string()), qemu::MEMORY, LIMIT, counts)?,
     }
     Ok(())
 }
@@ -78,10 +124,10 @@ pub(crate) fn run_tests(counts: &mut Counts) -> Result<()> {
 /// Boots once and counts every check that the guest prints.
 ///
 /// # Errors
-/// As [`run`]; a guest that ends before it has finished.
-pub(crate) fn test(rounds: u32, counts: &mut Counts) -> Result<()> {
-    let initramfs = guest::tests(rounds)?;
-    let status = Machine::start(&initramfs)?.follow(|line| tally(line, counts))?;
+/// As [`run`], a guest that ends before it has finished.
+fn test(plan: &Plan, memory: u32, limit: Duration, counts: &mut Counts) -> Result<()> {
+    let initramfs = guest::tests(plan)?;
+    let status = Machine::start(&initramfs, memory)?.follow(limit, |line| tally(line, counts))?;
     match status {
         Some(0) => Ok(()),
         Some(status) => bail!("the guest's tests ended with {status}"),

@@ -22,6 +22,8 @@ use crate::step;
 
 /// The configuration fragments of the image.
 const FRAGMENTS: &[&str] = &["npu.cfg", "gpu.cfg", "image.cfg"];
+/// What checks and builds; everything is done anew when this changes.
+const CODE: &str = concat!(include_str!("kbuild.rs"), include_str!("overlays.rs"));
 /// What the patches touch, but for device trees.
 const TARGETS: &[&str] = &["drivers/accel/rocket/", "drivers/iommu/rockchip-iommu.o"];
 
@@ -36,7 +38,7 @@ pub(crate) fn compile(line: &Line) -> Result<()> {
         settings += &fs::read_to_string(&file).with_context(|| format!("{} cannot be read", file.display()))?;
     }
     let mut hasher = DefaultHasher::new();
-    (&settings, TARGETS, kmod::compiler()?).hash(&mut hasher);
+    (CODE, &settings, TARGETS, kmod::compiler()?).hash(&mut hasher);
     let key = format!("{}-{:016x}", line.key()?, hasher.finish());
     archive::once(&need::cache()?.join("linux-compiled").join(key), |folder| {
         let (tree, out) = (folder.join("tree"), folder.join("out"));

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::archive::{self, Pin};
 use crate::need;
-use crate::series::Series;
+use crate::series::{Series, git};
 use crate::step;
 
 /// Where the lines are.
@@ -50,17 +50,35 @@ const PARTS: &[&str] = &[
 /// … and files of these names anywhere.
 const ANYWHERE: &[&str] = &["*/Kconfig*", "*/Makefile", "*/Documentation/devicetree/bindings/npu/*"];
 
+/// What applies patches; they are applied anew when this changes.
+const CODE: &str = include_str!("kernel.rs");
+/// Patches that apply without an earlier one, and do not compile.
+const BUILD_ON: &[(u32, u32)] = &[(1017, 1016)];
+
 /// One line: a kernel version with patches of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Line {
     /// `7.3`; the name of its folder.
     pub(crate) name: String,
+    /// The number of a patch that is left out.
+    without: Option<u32>,
 }
 
 impl Line {
     /// The line of this name.
     pub(crate) fn named(name: &str) -> Self {
-        Self { name: name.into() }
+        Self { name: name.into(), without: None }
+    }
+
+    /// This line without the patch of this number.
+    ///
+    /// # Errors
+    /// A series that cannot be read, or without such a patch.
+    pub(crate) fn without(&self, number: u32) -> Result<Self> {
+        if !self.series()?.iter().any(|patch| self::number(patch) == Some(number)) {
+            bail!("there is no patch {number:04} for {}", self.name);
+        }
+        Ok(Self { without: Some(number), ..self.clone() })
     }
 
     /// All of them: the folders that have a file `base`.
@@ -106,13 +124,13 @@ impl Line {
         self.patches().patches()
     }
 
-    /// Changes whenever the base or a patch does.
+    /// Changes whenever the base or a patch does, or how they are applied.
     ///
     /// # Errors
     /// As [`Line::text`].
     pub(crate) fn key(&self) -> Result<String> {
         let mut hasher = DefaultHasher::new();
-        (self.text("base")?, PARTS, ANYWHERE).hash(&mut hasher);
+        (CODE, self.text("base")?, PARTS, ANYWHERE, self.without).hash(&mut hasher);
         for patch in self.series()? {
             self.text(&patch)?.hash(&mut hasher);
         }
@@ -152,9 +170,36 @@ impl Line {
             copy(&base, &files, folder)?;
             Series::commit_base(folder)?;
             self.patches().apply(folder, &self.series()?)?;
+            if let Some(without) = self.without {
+                self.leave_out(folder, without)?;
+            }
             Ok(fs::remove_dir_all(folder.join(".git"))?)
         })
     }
+
+    /// Applies the series anew without a patch, and without those that do not apply without it. A merge of three needs what
+    /// the whole series has left in the repository.
+    fn leave_out(&self, folder: &Path, without: u32) -> Result<()> {
+        // The base is the first commit.
+        git(folder, &["reset", "--quiet", "--hard", ":/^base$"])?;
+        for patch in self.series()?.iter().filter(|patch| number(patch) != Some(without)) {
+            let builds_on = BUILD_ON.iter().any(|pair| number(patch).map(|number| (number, without)) == Some(*pair));
+            let file = self.folder().join(patch);
+            if !builds_on && git(folder, &["am", "--quiet", "--3way", &file.to_string_lossy()]).is_ok() {
+                continue;
+            }
+            println!("{} without {without:04}: {patch} is left out as well", self.name);
+            if !builds_on {
+                git(folder, &["am", "--abort"])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The number that a patch's name begins with.
+pub(crate) fn number(patch: &str) -> Option<u32> {
+    patch.split('-').next()?.parse().ok()
 }
 
 /// The files that a patch changes and that were there before.

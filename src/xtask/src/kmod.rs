@@ -17,8 +17,10 @@ use crate::archive::{self, Pin};
 use crate::kernel::{self, Line, ROCKET, UAPI};
 use crate::need::{self, CROSS_COMPILER, MAKE, XZ};
 
-/// The line that the module is made from.
+/// The line of the kernel that the module is made for.
 pub(crate) const LINE: &str = "7.3";
+/// What builds modules; they are built anew when this changes.
+const CODE: &str = include_str!("kmod.rs");
 /// What `uname --kernel-release` says where the module can be loaded.
 pub(crate) const RELEASE: &str = "7.3.4+deb13-arm64";
 /// Debian's headers for that kernel, what kbuild runs on this machine, and the C library that was linked with.
@@ -43,29 +45,35 @@ const SETTINGS: &[&str] = &[
     "CONFIG_PAHOLE_VERSION=0",
 ];
 
-/// Which driver.
+/// Which driver of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Driver {
     /// As it is in the base tree.
     Stock,
     /// With our series.
     Patched,
+    /// With our series but for the patch of this number.
+    Without(u32),
 }
 
-/// `rocket.ko` for [`RELEASE`], from the cache where it was built before.
+/// `rocket.ko` for [`RELEASE`], from the cache where it was built before. A driver of another line is made for this kernel
+/// as well: what it needs of a kernel has not changed.
 ///
 /// # Errors
 /// What cannot be fetched, a patch that does not apply, a build that fails or warns.
-pub(crate) fn rocket(driver: Driver) -> Result<PathBuf> {
+pub(crate) fn rocket(line: &Line, driver: Driver) -> Result<PathBuf> {
     need::require(&[CROSS_COMPILER, MAKE, XZ])?;
-    let line = Line::named(LINE);
+    let line = match driver {
+        Driver::Without(number) => line.without(number)?,
+        Driver::Stock | Driver::Patched => line.clone(),
+    };
     let mut hasher = DefaultHasher::new();
-    (HEADERS, SETTINGS, compiler()?, driver).hash(&mut hasher);
+    (CODE, HEADERS, SETTINGS, compiler()?, driver).hash(&mut hasher);
     let key = format!("{}-{:016x}", line.key()?, hasher.finish());
     let folder = archive::once(&need::cache()?.join("kmod").join(key), |folder| {
         let tree = match driver {
             Driver::Stock => line.base_tree()?,
-            Driver::Patched => line.patched_tree()?,
+            Driver::Patched | Driver::Without(_) => line.patched_tree()?,
         };
         build(&tree, folder)
     })?;
@@ -120,7 +128,9 @@ fn lay_out(tree: &Path, drm: &Path, folder: &Path) -> Result<()> {
     }
     let makefile = folder.join("Makefile");
     let text = fs::read_to_string(&makefile).context("the driver has no Makefile")?;
-    Ok(fs::write(&makefile, format!("NOSTDINC_FLAGS += -I$(src)/include\n{text}"))?)
+    // The driver of 6.18 relies on a header that others include there.
+    let flags = "NOSTDINC_FLAGS += -I$(src)/include\nccflags-y += -include drm/drm_print.h\n";
+    Ok(fs::write(&makefile, format!("{flags}{text}"))?)
 }
 
 /// Debian's headers in the cache, with kbuild's programs made to run on this machine.

@@ -78,7 +78,9 @@ fn builds(line: &Line, counts: &mut Counts) {
     check(counts, &format!("kernel {}: overlays apply", line.name), || overlays::apply(line));
     if line.name == kmod::LINE {
         for driver in [Driver::Stock, Driver::Patched] {
-            check(counts, &format!("rocket.ko for {}: {driver:?}", kmod::RELEASE), || kmod::rocket(driver).map(drop));
+            check(counts, &format!("rocket.ko for {}: {driver:?}", kmod::RELEASE), || {
+                kmod::rocket(line, driver).map(drop)
+            });
         }
     }
 }
@@ -132,7 +134,7 @@ fn header(name: &str, text: &str) -> Result<()> {
     if !STATUS.contains(&status) {
         bail!("Upstream-Status: {status} is none of {STATUS:?}");
     }
-    let number: u32 = name.split('-').next().unwrap_or_default().parse().context("no number in the name")?;
+    let number = kernel::number(name).context("no number in the name")?;
     let expected = match status {
         "Backport" => 1..1000,
         "Inappropriate" => 9001..10000,

@@ -8,13 +8,14 @@ use npu::Resident;
 use npu_device::kernel::Rocket;
 use npu_device::{Deadline, Device, Driver, Errno, JobFlags, Task};
 
-use crate::clients::{self, NODE};
+use crate::clients::{self, Limit, NODE};
+use crate::kernel;
 use crate::port::{Counter, Lever, Port};
 use crate::recorder::{OwnedJob, Recorder};
 use crate::sample::{self, PATIENCE, Sample, block, chain_of};
 use crate::tap::{Tap, same};
 
-type Outcome = Result<(), String>;
+pub(crate) type Outcome = Result<(), String>;
 
 /// Where the link's address stands in a program of 126 words. SOURCE: npu-spec 2.3.
 const LINK_BYTE: usize = 122 * 8;
@@ -22,20 +23,31 @@ const LINK_BYTE: usize = 122 * 8;
 const TOO_MANY: usize = 4096;
 
 /// What every check has.
-struct Bench {
+pub(crate) struct Bench {
     /// Whether the driver has our patches.
-    patched: bool,
-    port: Port,
+    pub(crate) patched: bool,
+    pub(crate) port: Port,
     /// 64 tasks in one job.
-    sample: Sample,
+    pub(crate) sample: Sample,
+    /// How long crowds of clients work.
+    crowd: Limit,
 }
 
 /// A sample on the driver, having run once.
-struct Loaded<'a> {
+pub(crate) struct Loaded<'a> {
     bench: &'a Bench,
-    device: Arc<Recorder>,
+    pub(crate) device: Arc<Recorder>,
     resident: Resident,
-    job: OwnedJob,
+    pub(crate) job: OwnedJob,
+}
+
+/// How a job ends that cannot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// By the driver's watchdog.
+    Timeout,
+    /// At once, where the driver looks at the error.
+    Error,
 }
 
 /// A sentence, and what shows that it is true.
@@ -54,6 +66,13 @@ const CHECKS: &[Check] = &[
     ("a job without tasks", no_tasks),
     ("a buffer that does not exist", no_buffer),
     ("a buffer named twice", twice),
+    ("a network runs again after its job failed", again),
+    ("an access that fails is no warning", kernel::no_warning),
+    ("a core that faulted is reset before its IOMMU is stalled", kernel::reset_first),
+    ("the IOMMU is left alone between the jobs of a file", kernel::attached),
+    ("no reference to the IOMMU's group is left behind", kernel::group_references),
+    ("every clock of the core runs while it computes", kernel::clocks),
+    ("a buffer of 2 GiB", kernel::large_buffer),
 ];
 
 /// What a patched driver is checked for as well.
@@ -61,25 +80,36 @@ const PATCHED: &[Check] = &[
     ("a chain that is cut", cut_chain),
     ("more tasks than one kick can have", too_many),
     ("a flag that does not exist", flag),
+    ("a job that ends in the pooling unit", pooling),
+    ("a batch that interrupts after its first task as well is waited for", first_task),
+    ("a buffer that cannot be had leaves no handle", kernel::no_memory),
+    ("an interrupt that was left over does not end the next job", left_over),
+    ("the compute clock is what the device tree asks for", kernel::compute_clock),
+    ("the timeout is a parameter", kernel::timeout_parameter),
+    ("files of a driver with one core leave nothing behind", kernel::single_core),
     ("a file that is closed during its job", closed),
+    ("crowds of clients leave nothing behind", crowds),
+    ("all cores worked", cores),
+    ("cores may be unbound and bound again in another order", kernel::other_order),
 ];
 
-/// Checks the driver that is loaded. `rounds`: how long the crowds of clients work.
-pub(crate) fn run(patched: bool, rounds: u64) -> ExitCode {
-    let bench = Bench { patched, port: Port::open(), sample: chain_of(64) };
+/// What a stock driver is not checked for, because it does not survive it.
+const DEADLY: &[&str] = &["a file that is closed during its job", "crowds of clients leave nothing behind"];
+
+/// Checks the driver that is loaded. `crowd`: how long crowds of clients work.
+pub(crate) fn run(patched: bool, crowd: Limit) -> ExitCode {
+    let bench = Bench { patched, port: Port::open(), sample: chain_of(64), crowd };
     let mut tap = Tap::default();
     let name = if patched { "patched" } else { "stock" };
     let more = if patched { PATCHED } else { &[] };
     for (what, check) in CHECKS.iter().chain(more) {
-        tap.check(&format!("{name}: {what}"), check(&bench));
-    }
-    if patched {
-        tap.check("patched: crowds of clients leave nothing behind", clients::leaks(rounds));
-        tap.check("patched: all cores worked", cores(&bench));
-    } else {
-        for what in ["a file that is closed during its job", "crowds of clients leave nothing behind"] {
-            tap.skip(&format!("stock: {what}"), "the stock driver uses freed memory and takes the kernel down");
+        match kernel::lacks(what) {
+            Some(why) => tap.skip(&format!("{name}: {what}"), why),
+            None => tap.check(&format!("{name}: {what}"), check(&bench)),
         }
+    }
+    for what in DEADLY.iter().filter(|_| !patched) {
+        tap.skip(&format!("stock: {what}"), "the stock driver uses freed memory and takes the kernel down");
     }
     tap.check(
         &format!("{name}: the driver used nothing that the hardware does not have"),
@@ -88,16 +118,20 @@ pub(crate) fn run(patched: bool, rounds: u64) -> ExitCode {
     tap.finish()
 }
 
-/// The check that a stock driver does not survive, alone.
-pub(crate) fn close_during_job() -> ExitCode {
-    let bench = Bench { patched: false, port: Port::open(), sample: chain_of(64) };
+/// One check alone, also one that the driver does not survive.
+pub(crate) fn check(patched: bool, crowd: Limit, name: &str) -> ExitCode {
+    let Some((_, check)) = CHECKS.iter().chain(PATCHED).find(|(what, _)| *what == name) else {
+        eprintln!("there is no check `{name}`");
+        return ExitCode::FAILURE;
+    };
+    let bench = Bench { patched, port: Port::open(), sample: chain_of(64), crowd };
     let mut tap = Tap::default();
-    tap.check("a file that is closed during its job", closed(&bench));
+    tap.check(name, check(&bench));
     tap.finish()
 }
 
 impl Bench {
-    fn open(&self) -> Result<Loaded<'_>, String> {
+    pub(crate) fn open(&self) -> Result<Loaded<'_>, String> {
         let device = Recorder::new(Rocket::at(NODE).open().map_err(|error| sample::chain(&error))?);
         let seam: Arc<dyn Device> = device.clone();
         let mut resident = self.sample.load(&seam)?;
@@ -117,33 +151,34 @@ impl Bench {
     }
 
     /// Whether a sample still runs on a new file.
-    fn works(&self) -> Outcome {
+    pub(crate) fn works(&self) -> Outcome {
         self.open().map(drop)
     }
 }
 
 impl Loaded<'_> {
-    fn prep(&self, deadline: Deadline) -> Option<Errno> {
+    pub(crate) fn prep(&self, deadline: Deadline) -> Option<Errno> {
         self.device.inner.prep_bo(self.job.outputs[0], deadline).err().map(|error| error.errno().unwrap())
     }
 
     /// Waits for the job as long as it takes.
-    fn wait(&self) -> Option<Errno> {
+    pub(crate) fn wait(&self) -> Option<Errno> {
         self.prep(Deadline::after(&*self.device, PATIENCE))
     }
 
-    fn submit(&self, job: &OwnedJob) -> Option<Errno> {
+    pub(crate) fn submit(&self, job: &OwnedJob) -> Option<Errno> {
         job.submit(&*self.device.inner).err().map(|error| error.errno().unwrap())
     }
 
     /// That a job that cannot end is ended, reported as this driver reports it, and does not harm the next one.
-    fn fails(self, job: &OwnedJob) -> Outcome {
+    fn fails(self, job: &OwnedJob, ending: Ending) -> Outcome {
         let resets = self.bench.port.count(Counter::Resets);
         let before = self.device.now();
         same("SUBMIT", self.submit(job), None)?;
         same("PREP_BO", self.wait(), self.bench.failure())?;
         let took = self.device.now() - before;
-        if took < Duration::from_millis(450) {
+        let at_once = self.bench.patched && ending == Ending::Error;
+        if (took < Duration::from_millis(450)) != at_once {
             return Err(format!("the driver gave up after {took:?} of its own clock"));
         }
         if self.bench.port.count(Counter::Resets) == resets {
@@ -212,7 +247,7 @@ fn hang(bench: &Bench) -> Outcome {
     let hangs = bench.port.count(Counter::Hangs);
     bench.port.pull(Lever::Hang, 0);
     let job = loaded.job.clone();
-    loaded.fails(&job)?;
+    loaded.fails(&job, Ending::Timeout)?;
     same("hangs", bench.port.count(Counter::Hangs) - hangs, 1)
 }
 
@@ -221,7 +256,7 @@ fn fault(bench: &Bench) -> Outcome {
     let faults = bench.port.count(Counter::PageFaults);
     bench.port.pull(Lever::Fault, 0);
     let job = loaded.job.clone();
-    loaded.fails(&job)?;
+    loaded.fails(&job, Ending::Error)?;
     same("page faults", bench.port.count(Counter::PageFaults) - faults, 1)
 }
 
@@ -230,7 +265,7 @@ fn unmapped(bench: &Bench) -> Outcome {
     let faults = bench.port.count(Counter::PageFaults);
     let tasks = vec![Task { dma: 0xf000_0000, words: 126 }];
     let job = OwnedJob { tasks, ..loaded.job.clone() };
-    loaded.fails(&job)?;
+    loaded.fails(&job, Ending::Error)?;
     same("page faults", bench.port.count(Counter::PageFaults) - faults, 1)
 }
 
@@ -303,6 +338,75 @@ fn flag(bench: &Bench) -> Outcome {
     loaded.refused(&job, Errno::INVAL)
 }
 
+/// A network is loaded once and has to survive what becomes of its jobs.
+fn again(bench: &Bench) -> Outcome {
+    let mut loaded = bench.open()?;
+    for lever in [Lever::Hang, Lever::Fault] {
+        bench.port.pull(lever, 0);
+        if bench.sample.run(&mut loaded.resident).is_ok() {
+            return Err(format!("{lever:?}: the run has a result"));
+        }
+        bench.sample.check(&mut loaded.resident).map_err(|why| format!("after {lever:?}: {why}"))?;
+    }
+    Ok(())
+}
+
+/// What the job waits for is told apart from what it does not, and ends it at once.
+fn pooling(bench: &Bench) -> Outcome {
+    let loaded = bench.open()?;
+    bench.port.pull(Lever::Pooling, 1);
+    let pooling = OwnedJob { flags: JobFlags { ppu_done: true, ..loaded.job.flags }, ..loaded.job.clone() };
+    let before = loaded.device.now();
+    let submitted = loaded.submit(&pooling);
+    let waited = loaded.wait();
+    let took = loaded.device.now() - before;
+    bench.port.pull(Lever::Pooling, 0);
+    same("SUBMIT", submitted, None)?;
+    same("PREP_BO", waited, None)?;
+    if took >= Duration::from_millis(450) {
+        return Err(format!("the job took {took:?}"));
+    }
+    bench.works()
+}
+
+/// It is not known whether the hardware interrupts after each task of a batch or after the last, so both must work.
+fn first_task(bench: &Bench) -> Outcome {
+    const WORK: Duration = Duration::from_millis(100);
+    let loaded = bench.open()?;
+    let interrupts = bench.port.count(Counter::Interrupts);
+    bench.port.pull(Lever::First, 1);
+    bench.port.pull(Lever::Slow, 100_000);
+    let before = loaded.device.now();
+    let submitted = loaded.submit(&loaded.job);
+    let waited = loaded.wait();
+    let took = loaded.device.now() - before;
+    bench.port.pull(Lever::First, 0);
+    same("SUBMIT", submitted, None)?;
+    same("PREP_BO", waited, None)?;
+    same("interrupts", bench.port.count(Counter::Interrupts) - interrupts, 2)?;
+    if took < WORK {
+        return Err(format!("a job of {WORK:?} ended after {took:?}"));
+    }
+    bench.works()
+}
+
+fn left_over(bench: &Bench) -> Outcome {
+    const WORK: Duration = Duration::from_millis(100);
+    let loaded = bench.open()?;
+    let stops = bench.port.count(Counter::Stops);
+    bench.port.pull(Lever::Slow, 100_000);
+    bench.port.pull(Lever::Spurious, 0);
+    let before = loaded.device.now();
+    same("SUBMIT", loaded.submit(&loaded.job), None)?;
+    same("PREP_BO", loaded.wait(), None)?;
+    let took = loaded.device.now() - before;
+    if took < WORK {
+        return Err(format!("a job of {WORK:?} ended after {took:?}"));
+    }
+    same("cores stopped while they computed", bench.port.count(Counter::Stops) - stops, 0)?;
+    bench.works()
+}
+
 fn closed(bench: &Bench) -> Outcome {
     for _ in 0..4 {
         let loaded = bench.open()?;
@@ -311,6 +415,10 @@ fn closed(bench: &Bench) -> Outcome {
         drop(loaded);
     }
     bench.works()
+}
+
+fn crowds(bench: &Bench) -> Outcome {
+    clients::leaks(bench.crowd)
 }
 
 fn cores(bench: &Bench) -> Outcome {

@@ -18,8 +18,13 @@ pub(crate) enum Lever {
     Fault = 1,
     /// The argument is microseconds.
     Slow = 2,
+    Spurious = 3,
     /// The argument is how many requests to stall stay unanswered.
     Stall = 4,
+    /// The argument is whether cores complete by their pooling units' interrupt.
+    Pooling = 5,
+    /// The argument is whether the first task of a kick interrupts as well.
+    First = 6,
 }
 
 /// A counter, by its place.
@@ -34,6 +39,8 @@ pub(crate) enum Counter {
     PageFaults = 7,
     Resets = 8,
     Refused = 10,
+    IommuAccesses = 11,
+    Stops = 12,
 }
 
 /// The port, mapped.

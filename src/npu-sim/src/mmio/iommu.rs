@@ -26,7 +26,9 @@ const ADDRESS: u32 = 0xffff_fff0;
 /// "The replay buffer is empty": nothing waits to be repeated.
 const REPLAY_EMPTY: u32 = 1 << 4;
 
-/// State of a bank. A core without a fault is never seen between two accesses, so a stall is granted at once.
+/// State of a bank. A core without a fault is never seen between two accesses, so a stall is granted at once; one that
+/// faulted stays in its access until it is reset, and is never stalled. SOURCE: kernel-lines §1c, fact 4: two requests to stall
+/// time out for each fault, where the driver detaches the IOMMU before it resets the core.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bank {
     directory: u32,
@@ -39,6 +41,8 @@ pub(super) struct Bank {
     gating: u32,
     /// Requests to stall that a lever leaves unanswered.
     pub(super) deaf: u32,
+    /// The core waits in an access that faulted, whatever the driver does to the fault.
+    stuck: bool,
 }
 
 impl Bank {
@@ -55,7 +59,13 @@ impl Bank {
     /// The core reached what is not there.
     pub(super) fn raise(&mut self, direction: Direction, dma: u32) {
         self.fault = Some((direction, dma));
+        self.stuck = true;
         self.raw |= PAGE_FAULT;
+    }
+
+    /// The core was reset, which ends its access.
+    pub(super) fn release(&mut self) {
+        self.stuck = false;
     }
 
     /// `busy`: whether the core runs. Nothing for an unknown register.
@@ -101,11 +111,11 @@ impl Bank {
             0 => self.paging = true,
             1 => self.paging = false,
             2 if self.deaf > 0 => self.deaf -= 1,
-            2 => self.stalled = true,
+            2 => self.stalled = !self.stuck,
             3 => self.stalled = false,
             4 => {}
             5 => self.fault = None,
-            6 => *self = Self { deaf: self.deaf, ..Self::default() },
+            6 => *self = Self { deaf: self.deaf, stuck: self.stuck, ..Self::default() },
             _ => return None,
         }
         Some(())
@@ -160,6 +170,19 @@ mod tests {
         assert_eq!(bank.read(STATUS, false), Some(0x18));
         write(&mut bank, COMMAND, 2);
         assert_eq!(bank.read(STATUS, false), Some(0x1c));
+    }
+
+    #[test]
+    fn a_core_that_faulted_is_not_stalled_before_it_is_reset() {
+        let mut bank = Bank::default();
+        write(&mut bank, COMMAND, 0);
+        bank.raise(Direction::Read, 0);
+        write(&mut bank, COMMAND, 5);
+        write(&mut bank, COMMAND, 2);
+        assert_eq!(bank.read(STATUS, true), Some(0x11));
+        bank.release();
+        write(&mut bank, COMMAND, 2);
+        assert_eq!(bank.read(STATUS, false), Some(0x1d));
     }
 
     #[test]

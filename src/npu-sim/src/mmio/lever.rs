@@ -24,6 +24,11 @@ pub enum Effect {
     SpuriousInterrupt,
     /// The core's IOMMU does not answer that many requests to stall.
     StallTimeouts(u32),
+    /// From now on, or no longer, the core completes by the pooling unit's interrupt, whatever it computed.
+    PoolingInterrupt(bool),
+    /// From now on, or no longer, the core interrupts after the first task of a kick as well. It is not known whether the
+    /// hardware does; see [`super`].
+    FirstTaskInterrupt(bool),
 }
 
 /// Why a pull is refused.
@@ -31,7 +36,7 @@ pub enum Effect {
 #[non_exhaustive]
 pub enum PullError {
     /// Another number or name.
-    #[error("there is no lever `{0}`; hang, fault, slow, spurious and stall exist")]
+    #[error("there is no lever `{0}`; hang, fault, slow, spurious, stall, pooling and first exist")]
     Lever(String),
     /// A core that the machine does not have.
     #[error("there is no core `{0}`; 0, 1, 2 and any exist")]
@@ -45,8 +50,9 @@ pub enum PullError {
 const ANY: usize = 0xff;
 
 impl Pull {
-    /// A pull by the lever's number: 0 hang, 1 fault, 2 slow, 3 spurious, 4 stall; `core` 255 is any. `argument`: of hang and
-    /// fault the task in the kick, of slow microseconds, of stall how many requests.
+    /// A pull by the lever's number: 0 hang, 1 fault, 2 slow, 3 spurious, 4 stall, 5 pooling, 6 first; `core` 255 is any.
+    /// `argument`: of hang and fault the task in the kick, of slow microseconds, of stall how many requests, of pooling and
+    /// first 0 to end it.
     ///
     /// # Errors
     /// A lever or a core that does not exist.
@@ -62,6 +68,8 @@ impl Pull {
             2 => Effect::Kick(Lever::Slow(Duration::from_micros(argument.into()))),
             3 => Effect::SpuriousInterrupt,
             4 => Effect::StallTimeouts(argument),
+            5 => Effect::PoolingInterrupt(argument != 0),
+            6 => Effect::FirstTaskInterrupt(argument != 0),
             _ => return Err(PullError::Lever(lever.to_string())),
         };
         Ok(Self { core, effect })
@@ -88,7 +96,7 @@ impl FromStr for Pull {
     fn from_str(line: &str) -> Result<Self, PullError> {
         let mut words = line.split_whitespace();
         let name = words.next().unwrap_or_default();
-        let names = ["hang", "fault", "slow", "spurious", "stall"];
+        let names = ["hang", "fault", "slow", "spurious", "stall", "pooling", "first"];
         let lever = names.iter().position(|known| *known == name).ok_or_else(|| PullError::Lever(name.into()))?;
         let core = words.next().unwrap_or_default();
         let core = match core {
@@ -98,7 +106,7 @@ impl FromStr for Pull {
         let argument = words.next().unwrap_or("0");
         let argument = argument.parse().map_err(|_| PullError::Argument(argument.into()))?;
         match words.next() {
-            // CAST: five names.
+            // CAST: seven names.
             None => Self::new(lever as u8, core, argument),
             Some(more) => Err(PullError::Argument(more.into())),
         }
@@ -115,15 +123,19 @@ mod tests {
         assert_eq!(Pull::from_word(300_000 << 32 | 2 << 8 | 2), Ok(pull.clone()));
         assert_eq!("slow 2 300000".parse(), Ok(pull));
         assert_eq!("spurious any".parse(), Pull::from_word(0xff03));
+        assert_eq!("pooling 1 1".parse(), Pull::from_word(1 << 32 | 1 << 8 | 5));
     }
 
     #[test]
     fn what_does_not_exist_is_refused_by_name() {
         let says = |line: &str| line.parse::<Pull>().unwrap_err().to_string();
-        assert_eq!(says("burn 0"), "there is no lever `burn`; hang, fault, slow, spurious and stall exist");
+        assert_eq!(
+            says("burn 0"),
+            "there is no lever `burn`; hang, fault, slow, spurious, stall, pooling and first exist"
+        );
         assert_eq!(says("hang 3"), "there is no core `3`; 0, 1, 2 and any exist");
         assert_eq!(says("hang 0 x"), "`x` is not a number below 2^32");
         assert_eq!(says("hang 0 1 2"), "`2` is not a number below 2^32");
-        assert!(Pull::from_word(5).is_err() && Pull::from_word(1 << 16).is_err());
+        assert!(Pull::from_word(7).is_err() && Pull::from_word(1 << 16).is_err());
     }
 }

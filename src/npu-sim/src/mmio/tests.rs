@@ -229,8 +229,44 @@ fn the_test_port_counts_and_pulls() {
     board.machine.write(board.now, port(0), 0xff00);
     board.kick(1, commands, 1);
     board.settle();
-    let counters: Vec<u64> = (1..=10).map(|n| board.machine.read(board.now, port(8 * n))).collect();
-    assert_eq!(counters, [0, 1, 0, 0, 0, 1, 0, 0, 0, 0]);
+    let counters: Vec<u64> = (1..=12).map(|n| board.machine.read(board.now, port(8 * n))).collect();
+    // Three registers of each of four banks were written to let them translate.
+    assert_eq!(counters, [0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 12, 0]);
+}
+
+#[test]
+fn a_core_that_pools_interrupts_as_its_pooling_unit() {
+    let (mut board, commands, ..) = Board::with_convolution();
+    for (line, raw) in [("pooling any 1", 0x400), ("pooling any 0", 0x200)] {
+        board.machine.pull(line.parse().unwrap());
+        board.kick(0, commands, 1);
+        board.settle();
+        assert_eq!(board.read(0x2c), raw, "{line}");
+        board.write(0x24, 0x1_ffff);
+    }
+}
+
+#[test]
+fn a_kick_of_one_task_has_no_first_one_to_tell() {
+    let (mut board, commands, ..) = Board::with_convolution();
+    board.machine.pull("first any 1".parse().unwrap());
+    board.machine.pull("slow any 300000".parse().unwrap());
+    board.kick(0, commands, 1);
+    board.now = board.machine.due().unwrap();
+    board.machine.settle(board.now);
+    assert_eq!((board.machine.lines(), board.read(0x3c)), (0, 0));
+    board.settle();
+    assert_eq!((board.machine.lines(), board.read(0x3c)), (1, 1));
+}
+
+#[test]
+fn a_core_that_is_stopped_while_it_computes_is_counted() {
+    let (mut board, commands, ..) = Board::with_convolution();
+    board.kick(0, commands, 1);
+    board.write(0x08, 0);
+    board.settle();
+    board.write(0x08, 0);
+    assert_eq!(board.machine.counters().stops, 1);
 }
 
 /// Plays a log of the virtual board (`CAIRN_BOARD_TRACE`): what the driver read must be read again. How kicks ended is in the log.

@@ -34,6 +34,8 @@ const PING_PONG: u32 = 0xe;
 const VERSION: u32 = 0x4649_5245;
 /// The post-processor's interrupt of group 0; the next bit is group 1's, then come the pooling unit's.
 const DPU_0: u32 = 1 << 8;
+/// The bit that tells the pooling unit's events from the post-processor's.
+const POOLING: u32 = 2;
 /// DMA error of a read; the next bit is a write's.
 const DMA_READ_ERROR: u32 = 1 << 12;
 const INTERRUPTS: u32 = 0x1_ffff;
@@ -66,6 +68,10 @@ struct CoreWindow {
     resets: u64,
     in_reset: bool,
     levers: VecDeque<Lever>,
+    /// A lever: completion is the pooling unit's interrupt.
+    pooling: bool,
+    /// A lever: the first of several tasks interrupts as well.
+    first: bool,
 }
 
 impl Window {
@@ -87,6 +93,7 @@ impl Window {
 
     /// The value of a register; zero, and counted, where there is none.
     pub(super) fn read(&mut self, access: Access) -> u64 {
+        self.counters.iommu_accesses += u64::from(is_iommu(access));
         let value = match access {
             Access { offset: PORT.., bytes: 8 } => self.counters.value(access.offset - PORT),
             Access { offset: RESETS, bytes: 4 } => Some(self.resets.into()),
@@ -104,6 +111,7 @@ impl Window {
     /// Writes a register, and returns what that started. Where there is none, or no such value, nothing happens but that
     /// it is counted.
     pub(super) fn write(&mut self, access: Access, value: u64) -> Option<Kick> {
+        self.counters.iommu_accesses += u64::from(is_iommu(access));
         let done = match access {
             Access { offset: PORT, bytes: 8 } => Pull::from_word(value).ok().map(|pull| self.pull(pull)),
             // CAST: four bytes.
@@ -115,6 +123,7 @@ impl Window {
                 if done == Some(Written::Enable) {
                     return self.kick(index);
                 }
+                self.counters.stops += u64::from(done == Some(Written::Stop));
                 done.map(|_| ())
             }
             _ => None,
@@ -137,6 +146,8 @@ impl Window {
                 let banks = self.cores[cores].iter_mut().flat_map(|core| &mut core.banks);
                 banks.for_each(|bank| bank.deaf = requests);
             }
+            (Effect::FirstTaskInterrupt(on), _) => self.cores[cores].iter_mut().for_each(|core| core.first = on),
+            (Effect::PoolingInterrupt(on), _) => self.cores[cores].iter_mut().for_each(|core| core.pooling = on),
         }
     }
 
@@ -169,6 +180,17 @@ impl Window {
         Some(Kick { id: self.kicks, core: index, resets: core.resets, directory, lever, ..decoded })
     }
 
+    /// Shows the first task of a kick that is under way, where a lever says that it interrupts.
+    pub(super) fn progress(&mut self, done: &Done) {
+        let core = &mut self.cores[done.core];
+        if core.first && core.running == Some(done.id) && done.tasks > 1 {
+            let was_up = core.line();
+            core.completed = 1;
+            core.raw |= DPU_0;
+            self.counters.interrupts += u64::from(core.line() && !was_up);
+        }
+    }
+
     /// Shows how a kick ended, unless a reset came first.
     pub(super) fn finish(&mut self, done: &Done) {
         let core = &mut self.cores[done.core];
@@ -183,7 +205,7 @@ impl Window {
         match done.end {
             End::Complete { event } => {
                 let was_up = core.line();
-                core.raw |= DPU_0 << event;
+                core.raw |= DPU_0 << if core.pooling { event | POOLING } else { event };
                 core.running = None;
                 self.counters.interrupts += u64::from(core.line() && !was_up);
             }
@@ -195,6 +217,12 @@ impl Window {
             End::Hang(_) => self.counters.hangs += 1,
         }
     }
+}
+
+/// Whether an access is one to an IOMMU.
+fn is_iommu(Access { offset, .. }: Access) -> bool {
+    // CAST: three cores.
+    offset < RESETS && bank(offset % CORE, (offset / CORE) as usize).is_some()
 }
 
 /// The bank at an offset in a core: the first core has two, the others have theirs where the first has its second.
@@ -212,6 +240,8 @@ enum Written {
     Stored,
     /// It started the core.
     Enable,
+    /// It stopped a core that was computing.
+    Stop,
 }
 
 impl CoreWindow {
@@ -222,7 +252,15 @@ impl CoreWindow {
     /// Levers outlive it, and so does the IOMMU, which has resets of its own.
     fn reset(&mut self) {
         let (banks, levers) = (std::mem::take(&mut self.banks), std::mem::take(&mut self.levers));
-        *self = Self { banks, levers, resets: self.resets + 1, ..Self::default() };
+        *self = Self {
+            banks,
+            levers,
+            pooling: self.pooling,
+            first: self.first,
+            resets: self.resets + 1,
+            ..Self::default()
+        };
+        self.banks.iter_mut().for_each(Bank::release);
     }
 
     fn read(&self, index: usize, offset: u32) -> Option<u32> {
@@ -253,6 +291,9 @@ impl CoreWindow {
                 self.enable = value;
                 if value == 1 {
                     return Some(Written::Enable);
+                }
+                if self.running.is_some() {
+                    return Some(Written::Stop);
                 }
             }
             0x10 => self.base = value,

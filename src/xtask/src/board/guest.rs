@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use super::qemu;
 use crate::archive::{self, Pin};
 use crate::cross::{self, Linking};
+use crate::kernel::Line;
 use crate::kmod::{self, Driver, RELEASE};
 use crate::need::{self, CPIO, CROSS_COMPILER, CROSS_LIBC, MAKE, Need};
 use crate::{kernel, step};
@@ -59,7 +60,47 @@ pub(crate) fn needs() -> Vec<Need> {
 enum Work<'a> {
     Shell,
     Command(&'a str),
-    Tests { rounds: u32 },
+    Tests(&'a Plan),
+}
+
+/// Tests: steps, as `tests/board/init.sh` reads them, and the drivers that they load, by name.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    drivers: Vec<(String, Line, Driver)>,
+    steps: Vec<String>,
+    crowd: String,
+}
+
+impl Plan {
+    /// The stock driver against ours, and npud on ours. `crowd`: how long crowds of clients work.
+    pub(crate) fn whole(crowd: String) -> Self {
+        let steps = ["driver stock 7.3", "driver patched cairn", "service"];
+        Self { drivers: drivers(), steps: steps.map(str::to_owned).into(), crowd }
+    }
+
+    /// The driver of a line with its patches, or without one of them, alone.
+    pub(crate) fn alone(line: &Line, driver: Driver, crowd: String) -> Self {
+        let drivers = vec![("patched".into(), line.clone(), driver)];
+        Self { drivers, steps: vec!["driver patched cairn".into()], crowd }
+    }
+
+    /// Drivers without a patch each, and the check that they should not pass.
+    pub(crate) fn lacking(line: &Line, checks: &[(u32, String)]) -> Self {
+        let name = |number: &u32| format!("{}-without-{number:04}", line.name);
+        let drivers = checks.iter().map(|(number, _)| (name(number), line.clone(), Driver::Without(*number)));
+        let steps = checks.iter().map(|(number, check)| format!("lacking {} {check}", name(number)));
+        Self { drivers: drivers.collect(), steps: steps.collect(), crowd: ROUNDS.to_string() }
+    }
+
+    fn has_service(&self) -> bool {
+        self.steps.iter().any(|step| step == "service")
+    }
+}
+
+/// The drivers of a board that is not for tests.
+fn drivers() -> Vec<(String, Line, Driver)> {
+    let line = Line::named(kmod::LINE);
+    vec![("stock".into(), line.clone(), Driver::Stock), ("patched".into(), line, Driver::Patched)]
 }
 
 /// An initramfs that ends in a shell.
@@ -78,12 +119,12 @@ pub(crate) fn command(line: &str) -> Result<PathBuf> {
     initramfs("run", &Work::Command(line))
 }
 
-/// An initramfs that runs all tests.
+/// An initramfs that runs tests.
 ///
 /// # Errors
 /// As [`interactive`].
-pub(crate) fn tests(rounds: u32) -> Result<PathBuf> {
-    initramfs("test", &Work::Tests { rounds })
+pub(crate) fn tests(plan: &Plan) -> Result<PathBuf> {
+    initramfs("test", &Work::Tests(plan))
 }
 
 /// The kernel.
@@ -122,13 +163,23 @@ fn initramfs(name: &str, work: &Work<'_>) -> Result<PathBuf> {
     fs::create_dir_all(&root)?;
     system(&root)?;
     programs(&root)?;
-    let (mode, line) = match work {
-        Work::Shell => ("shell", String::new()),
-        Work::Command(line) => ("command", (*line).to_owned()),
-        Work::Tests { rounds } => ("tests", rounds.to_string()),
+    let say = |name: &str, text: &str| fs::write(root.join("board").join(name), format!("{text}\n"));
+    match work {
+        Work::Shell => say("mode", "shell")?,
+        Work::Command(line) => say("mode", "command").and_then(|()| say("command", line))?,
+        Work::Tests(plan) => say("mode", "tests").and_then(|()| say("plan", &plan.steps.join("\n")))?,
+    }
+    let (drivers, crowd) = match work {
+        Work::Tests(plan) => (plan.drivers.clone(), plan.crowd.clone()),
+        Work::Shell | Work::Command(_) => (drivers(), ROUNDS.to_string()),
     };
-    fs::write(root.join("board/mode"), format!("{mode}\n"))?;
-    fs::write(root.join("board/command"), format!("{line}\n"))?;
+    say("crowd", &crowd)?;
+    for (name, line, driver) in drivers {
+        strip(&kmod::rocket(&line, driver)?, &root.join(format!("modules/rocket-{name}.ko")))?;
+    }
+    if matches!(work, Work::Tests(plan) if plan.has_service()) {
+        expectations(&root)?;
+    }
     pack(&root, &archive)?;
     Ok(archive)
 }
@@ -163,23 +214,26 @@ fn system(root: &Path) -> Result<()> {
     Ok(fs::write(root.join("modules/order"), order)?)
 }
 
-/// What is ours: both drivers, the programs, a model and a picture, and what the simulator makes of them.
+/// What is ours: the programs, a model and a picture.
 fn programs(root: &Path) -> Result<()> {
-    for (driver, name) in [(Driver::Stock, "stock"), (Driver::Patched, "patched")] {
-        strip(&kmod::rocket(driver)?, &root.join(format!("modules/rocket-{name}.ko")))?;
-    }
     let built = cross::build(
         Linking::Static,
         &["--package", "npud", "--package", "tests", "--bin", "npud", "--example", "virtual_board"],
     )?;
     strip(&built.join("npud"), &root.join("board/npud"))?;
     strip(&built.join("examples/virtual_board"), &root.join("board/virtual_board"))?;
-    let mut cc = Command::new("aarch64-linux-gnu-gcc");
-    cc.args(["-static", "-O2", "-Wall", "-Wextra", "-pthread", "-o"]).arg(root.join("board/conformance"));
-    kernel::succeed(cc.arg(step::workspace().join("tests/conformance/rocket.c")))?;
+    for (source, name) in [("tests/conformance/rocket.c", "conformance"), ("tests/board/unique.c", "unique")] {
+        let mut cc = Command::new("aarch64-linux-gnu-gcc");
+        cc.args(["-static", "-O2", "-Wall", "-Wextra", "-pthread", "-o"]).arg(root.join("board").join(name));
+        kernel::succeed(cc.arg(step::workspace().join(source)))?;
+    }
     copy_tree(&step::workspace().join("tests/models/ssd-oidv4"), &root.join("board/models/ssd-oidv4"))?;
     copy(&step::workspace().join("services/npud/dist/org.cairn.Npu1.conf"), &root.join("board/org.cairn.Npu1.conf"))?;
-    build_for_host()?;
+    build_for_host()
+}
+
+/// What the simulator makes of the model and the picture.
+fn expectations(root: &Path) -> Result<()> {
     let mut expect = Command::new(step::target().join("debug/examples/virtual_board"));
     expect.arg("expect").arg(root.join("board"));
     kernel::succeed(&mut expect)

@@ -16,7 +16,7 @@ const FINISHED: &str = "board: finished ";
 /// Names a file that gets every access to the NPU's registers.
 const TRACE: &str = "CAIRN_BOARD_TRACE";
 /// TIMEOUT: the whole run takes two minutes on two idle cores; what is slower by this much hangs.
-const LIMIT: Duration = Duration::from_secs(30 * 60);
+pub(super) const LIMIT: Duration = Duration::from_secs(30 * 60);
 /// TIMEOUT: the peer opens its sockets at once.
 const START: Duration = Duration::from_secs(60);
 
@@ -54,20 +54,20 @@ impl Drop for Machine {
 }
 
 impl Machine {
-    /// Prepares a board with this initramfs, and starts its NPU.
+    /// Prepares a board with this initramfs and `memory` MiB, and starts its NPU.
     ///
     /// # Errors
     /// A part that cannot be had, a peer that does not start.
-    pub(crate) fn start(initramfs: &Path) -> Result<Self> {
+    pub(crate) fn start(initramfs: &Path, memory: u32) -> Result<Self> {
         let (program, device) = (qemu::program()?, qemu::device()?);
         let folder = folder()?;
         let ram = folder.0.join("ram");
-        fs::File::create(&ram)?.set_len(qemu::RAM)?;
+        fs::File::create(&ram)?.set_len(u64::from(memory) << 20)?;
         if let Some(trace) = std::env::var_os(TRACE) {
             fs::File::create(&trace)?;
             std::os::unix::fs::symlink(Path::new(&trace).canonicalize()?, folder.0.join("trace"))?;
         }
-        let tree = qemu::device_tree(&program, &folder.0)?;
+        let tree = qemu::device_tree(&program, &folder.0, memory)?;
         let mut peer =
             Command::new(guest::peer()).arg(&folder.0).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         await_peer(&mut peer)?;
@@ -75,11 +75,12 @@ impl Machine {
         let mut preload = std::ffi::OsString::from("LD_PRELOAD=");
         preload.push(device);
         let mut qemu = Command::new("env");
-        qemu.arg(preload).arg(&program).args(qemu::command(&program, &ram).get_args());
+        qemu.arg(preload).arg(&program).args(qemu::command(&program, &ram, memory).get_args());
         qemu.arg("-dtb").arg(tree).arg("-kernel").arg(guest::kernel()?).arg("-initrd").arg(initramfs);
         // Four nanoseconds for an instruction; nobody waits for time in which nothing happens.
         qemu.args(["-icount", "shift=2,sleep=off", "-no-reboot", "-serial", "stdio", "-append"]);
-        qemu.arg("console=ttyAMA0 panic=-1 quiet loglevel=1").arg("-device");
+        // A task that hangs ends the run, as it would never end by itself.
+        qemu.arg("console=ttyAMA0 panic=-1 hung_task_panic=1 quiet loglevel=1").arg("-device");
         let socket = folder.0.join("npu.sock");
         qemu.arg(format!("peer-mmio,socket={},base=0xfdab0000,size=0x40000,spi=110,lines=3", socket.display()));
         Ok(Self { folder, peer, qemu })
@@ -91,7 +92,7 @@ impl Machine {
     /// A machine that does not start, or has to be stopped.
     pub(crate) fn pass_through(mut self, input: Input) -> Result<Option<i32>> {
         if input == Input::Nothing {
-            return self.follow(|_| {});
+            return self.follow(LIMIT, |_| {});
         }
         println!("levers and counters: {}", self.folder.0.join("control.sock").display());
         let status = self.qemu.status().context("QEMU cannot be started")?;
@@ -105,8 +106,8 @@ impl Machine {
     ///
     /// # Errors
     /// As [`Machine::pass_through`].
-    pub(crate) fn follow(self, mut line: impl FnMut(&str)) -> Result<Option<i32>> {
-        let mut qemu = step::limited(&self.qemu, LIMIT);
+    pub(crate) fn follow(self, limit: Duration, mut line: impl FnMut(&str)) -> Result<Option<i32>> {
+        let mut qemu = step::limited(&self.qemu, limit);
         let mut qemu = qemu.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("QEMU cannot be started")?;
         // PANIC: the line above asked for the pipe.
         let console = qemu.stdout.take().expect("standard output is piped");

@@ -39,10 +39,9 @@ const CONFIGURATION: &str = "\
 #define HOST_X86_64 1
 ";
 /// The machine. The same words describe it to the device tree's dump and to the run.
-pub(crate) const MACHINE: &[&str] =
-    &["-nodefaults", "-display", "none", "-cpu", "cortex-a76", "-smp", "1", "-m", "1024"];
-/// Bytes of its memory.
-pub(crate) const RAM: u64 = 1024 << 20;
+pub(crate) const MACHINE: &[&str] = &["-nodefaults", "-display", "none", "-cpu", "cortex-a76", "-smp", "1"];
+/// MiB of its memory, if nobody says more.
+pub(crate) const MEMORY: u32 = 1024;
 
 /// What is needed to build and run it.
 pub(crate) const NEEDS: &[Need] = &[COMPILER, PKG_CONFIG, GLIB, PYTHON, XZ, DTC];
@@ -123,12 +122,12 @@ fn headers() -> Result<PathBuf> {
     })
 }
 
-/// QEMU's command line up to what only a run has: the machine, with `ram` as its memory.
-pub(crate) fn command(program: &Path, ram: &Path) -> Command {
+/// QEMU's command line up to what only a run has: the machine, with `ram` as its `memory` MiB of memory.
+pub(crate) fn command(program: &Path, ram: &Path, memory: u32) -> Command {
     let mut qemu = Command::new(program);
-    qemu.args(["-M", "virt,acpi=off,gic-version=3,memory-backend=ram"]).args(MACHINE).arg("-object");
-    let bytes = RAM;
-    qemu.arg(format!("memory-backend-file,id=ram,size={bytes},mem-path={},share=on", ram.display()));
+    qemu.args(["-M", "virt,acpi=off,gic-version=3,memory-backend=ram"]).args(MACHINE);
+    qemu.args(["-m", &memory.to_string(), "-object"]);
+    qemu.arg(format!("memory-backend-file,id=ram,size={memory}M,mem-path={},share=on", ram.display()));
     qemu
 }
 
@@ -136,10 +135,10 @@ pub(crate) fn command(program: &Path, ram: &Path) -> Command {
 ///
 /// # Errors
 /// A tool that fails.
-pub(crate) fn device_tree(program: &Path, folder: &Path) -> Result<PathBuf> {
+pub(crate) fn device_tree(program: &Path, folder: &Path, memory: u32) -> Result<PathBuf> {
     let [bare, overlay, whole] = ["virt.dtb", "npu.dtbo", "board.dtb"].map(|name| folder.join(name));
     let dump = format!("dumpdtb={}", bare.display());
-    kernel::succeed(command(program, &folder.join("ram")).args(["-machine", &dump]))?;
+    kernel::succeed(command(program, &folder.join("ram"), memory).args(["-machine", &dump]))?;
     let mut compiler = Command::new("dtc");
     compiler.args(["-q", "-@", "-I", "dts", "-O", "dtb", "-o"]).arg(&overlay);
     kernel::succeed(compiler.arg(step::workspace().join("tests/board/npu.dtso")))?;
