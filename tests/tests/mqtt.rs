@@ -527,7 +527,7 @@ async fn a_broker_that_wants_certificates_gets_one() {
     let folder = tempfile::tempdir().unwrap();
     let [ca, broker_pem, broker_key, certificate, key] = certificates(folder.path());
     let tls = Some((ca.clone(), broker_pem, broker_key));
-    let broker = Broker::start(BrokerOptions { tls }).unwrap();
+    let broker = Broker::start(BrokerOptions { tls, ..BrokerOptions::default() }).unwrap();
     let (engine, _gate) = engine(&["mnist"]).await;
     let with = |certificate, key| Settings { tls: Some(Tls { ca: ca.clone(), certificate, key }), ..settings(&broker) };
     let _front = Front::start(&engine, "d", &with(Some(certificate.clone()), Some(key.clone())), None);

@@ -1,5 +1,5 @@
 //! The units of all services, as the service manager reads them, and what they expose; and what an image becomes with the
-//! files beside them.
+//! files beside them, and what the journal explains.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -83,11 +83,12 @@ fn no_unit_exposes_more_than_it_must() {
 fn every_unit_is_read_without_a_complaint() {
     let folder = tempfile::tempdir().unwrap();
     // The programs are not installed here; everything else is as in the image.
-    for unit in units() {
-        let text = fs::read_to_string(&unit).unwrap().replace("=/usr/bin/", "=/bin/true /usr/bin/");
+    let units = [units(), files("timer")].concat();
+    for unit in &units {
+        let text = fs::read_to_string(unit).unwrap().replace("=/usr/bin/", "=/bin/true /usr/bin/");
         fs::write(folder.path().join(unit.file_name().unwrap()), text).unwrap();
     }
-    for unit in units() {
+    for unit in units {
         let text = analyze(&["verify", "--man=no"], &folder.path().join(unit.file_name().unwrap()));
         let newer = |line: &&str| NEWER_KEYS.iter().any(|key| line.contains(&format!("Unknown key '{key}'")));
         let ours = |line: &&str| line.contains(&*unit.file_name().unwrap().to_string_lossy());
@@ -169,4 +170,36 @@ fn an_image_starts_what_it_must_and_only_the_gate_marks_a_slot_good() {
         "sysinit.target.wants cairn-provision.service",
     ];
     assert_eq!(enabled, wanted.map(str::to_owned).into());
+}
+
+/// Texts of 32 hexadecimal digits between quotation marks.
+fn identities(source: &str) -> Vec<String> {
+    let is_identity = |text: &&str| text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    source.split('"').filter(is_identity).map(ToOwned::to_owned).collect()
+}
+
+#[test]
+fn the_journal_explains_every_message() {
+    let root = tempfile::tempdir().unwrap();
+    let catalog = root.path().join("usr/lib/systemd/catalog");
+    fs::create_dir_all(&catalog).unwrap();
+    fs::create_dir_all(root.path().join("var/lib/systemd/catalog")).unwrap();
+    for file in files("catalog") {
+        fs::copy(&file, catalog.join(file.file_name().unwrap())).unwrap();
+    }
+    let journalctl = |arguments: &[&str]| {
+        let mut command = Command::new("journalctl");
+        command.arg(format!("--root={}", root.path().display())).args(arguments).output().unwrap()
+    };
+    assert!(journalctl(&["--update-catalog"]).status.success());
+    let sources = ["src/kit/src/log.rs", "services/healthd/src/message.rs"];
+    let sources = sources.map(|source| fs::read_to_string(workspace().join(source)).unwrap());
+    let ids: Vec<String> = sources.iter().flat_map(|source| identities(source)).collect();
+    assert!(ids.len() > 15, "{ids:?}");
+    for id in ids {
+        let output = journalctl(&["--dump-catalog", &id]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && text.contains("Subject: "), "{id} is not explained");
+    }
+    assert!(!journalctl(&["--dump-catalog", &"f".repeat(32)]).status.success(), "what is unknown is not explained");
 }

@@ -10,11 +10,16 @@ use anyhow::{Context as _, Result, bail};
 use api::dbus::{HEALTH_NAME, HEALTH_ROOT, Health1Proxy, Incident1Proxy, Job1Proxy};
 use futures_util::StreamExt as _;
 use serde::Serialize;
+use tokio::sync::mpsc;
 use zbus::fdo::ObjectManagerProxy;
 use zbus::proxy::CacheProperties;
 use zbus::{Connection, OwnedObjectPath};
 
 use crate::Printer;
+use crate::objects::{self, Properties, take};
+
+/// The interface of an incident.
+const INCIDENT: &str = "org.cairn.Incident1";
 
 /// How the machine is.
 #[derive(Debug, Serialize)]
@@ -28,11 +33,11 @@ struct Health {
 }
 
 /// What went wrong.
-#[derive(Debug, PartialEq, Serialize)]
-struct Incident {
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Incident {
     id: String,
     class: String,
-    severity: String,
+    pub(crate) severity: String,
     device: String,
     core: i32,
     subject: String,
@@ -81,28 +86,47 @@ fn health_text(health: &Health) -> String {
 }
 
 pub(crate) async fn incidents<W: Write>(connection: &Connection, printer: &mut Printer<'_, W>) -> Result<()> {
-    let mut incidents = Vec::new();
-    for path in incident_paths(connection).await? {
-        incidents.push(describe(connection, path).await?);
-    }
-    incidents.sort_by_key(|incident| incident.first_seen_ms);
+    let incidents = all_incidents(connection).await?;
     printer.print(&incidents, |incidents| {
         if incidents.is_empty() { "none".into() } else { incidents.iter().map(incident_text).collect() }
     })
+}
+
+/// The newest incidents, oldest first.
+pub(crate) async fn all_incidents(connection: &Connection) -> Result<Vec<Incident>> {
+    let objects = objects::all(connection, HEALTH_NAME, HEALTH_ROOT).await?;
+    let found = objects.into_iter().filter_map(|(_, mut interfaces)| interfaces.remove(INCIDENT));
+    let mut incidents = found.map(Incident::of).collect::<Result<Vec<_>>>()?;
+    incidents.sort_by_key(|incident| incident.first_seen_ms);
+    Ok(incidents)
 }
 
 /// Prints each incident when it is settled, for ever.
 pub(crate) async fn watch<W: Write>(connection: &Connection, printer: &mut Printer<'_, W>) -> Result<()> {
     let manager = manager(connection).await?;
     let mut added = manager.receive_interfaces_added().await?;
+    eprintln!("watching; ctrl-C ends");
     // One that is open already is not missed.
+    let mut open = Vec::new();
     for path in incident_paths(connection).await? {
         if Incident1Proxy::new(connection, path.clone()).await?.state().await? == "open" {
-            print_settled(connection, path, printer).await?;
+            open.push(path);
         }
     }
-    while let Some(signal) = added.next().await {
-        let path = OwnedObjectPath::from(signal.args()?.object_path().clone().into_owned());
+    // A task of its own empties the stream: a connection whose streams are full reads nothing, changes neither.
+    let (send, mut paths) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Some(signal) = added.next().await {
+            let Ok(args) = signal.args() else { continue };
+            if send.send(OwnedObjectPath::from(args.object_path().clone().into_owned())).is_err() {
+                return;
+            }
+        }
+    });
+    for path in open {
+        print_settled(connection, path, printer).await?;
+    }
+    while let Some(path) = paths.recv().await {
         if is_incident(&path) {
             print_settled(connection, path, printer).await?;
         }
@@ -178,37 +202,46 @@ async fn incident_paths(connection: &Connection) -> Result<Vec<OwnedObjectPath>>
 }
 
 async fn describe(connection: &Connection, path: OwnedObjectPath) -> Result<Incident> {
-    let proxy = Incident1Proxy::builder(connection).path(path).cache_properties(CacheProperties::No).build().await?;
-    Ok(Incident {
-        id: proxy.id().await?,
-        class: proxy.class().await?,
-        severity: proxy.severity().await?,
-        device: proxy.device().await?,
-        core: proxy.core().await?,
-        subject: proxy.subject().await?,
-        model: proxy.model().await?,
-        count: proxy.count().await?,
-        first_seen_ms: proxy.first_seen().await?,
-        suggested_action: proxy.suggested_action().await?,
-        taken_action: proxy.taken_action().await?,
-        lines: proxy.lines().await?,
-    })
+    Incident::of(objects::properties(connection, HEALTH_NAME, path.as_str(), INCIDENT).await?)
+}
+
+impl Incident {
+    fn of(mut all: Properties) -> Result<Self> {
+        Ok(Self {
+            id: take(&mut all, "Id")?,
+            class: take(&mut all, "Class")?,
+            severity: take(&mut all, "Severity")?,
+            device: take(&mut all, "Device")?,
+            core: take(&mut all, "Core")?,
+            subject: take(&mut all, "Subject")?,
+            model: take(&mut all, "Model")?,
+            count: take(&mut all, "Count")?,
+            first_seen_ms: take(&mut all, "FirstSeen")?,
+            suggested_action: take(&mut all, "SuggestedAction")?,
+            taken_action: take(&mut all, "TakenAction")?,
+            lines: take(&mut all, "Lines")?,
+        })
+    }
+
+    /// All but the kernel's lines, in one.
+    pub(crate) fn headline(&self) -> String {
+        let Self { id, class, severity, device, subject, model, count, suggested_action, taken_action, .. } = self;
+        let mut text = format!("{id}  {severity} {class}");
+        for (what, value) in
+            [("on", device), ("hurt", subject), ("model", model), ("should", suggested_action), ("did", taken_action)]
+        {
+            if !value.is_empty() {
+                write!(text, ", {what} {value}").expect("a string takes everything");
+            }
+        }
+        if *count > 1 {
+            write!(text, ", {count} times").expect("a string takes everything");
+        }
+        text
+    }
 }
 
 fn incident_text(incident: &Incident) -> String {
-    let Incident { id, class, severity, device, subject, model, count, suggested_action, taken_action, .. } = incident;
-    let mut text = format!("{id}  {severity} {class}");
-    for (what, value) in
-        [("on", device), ("hurt", subject), ("model", model), ("should", suggested_action), ("did", taken_action)]
-    {
-        if !value.is_empty() {
-            write!(text, ", {what} {value}").expect("a string takes everything");
-        }
-    }
-    if *count > 1 {
-        write!(text, ", {count} times").expect("a string takes everything");
-    }
-    text.push('\n');
-    text.extend(incident.lines.iter().flat_map(|line| line.lines()).map(|line| format!("    {line}\n")));
-    text
+    let lines = incident.lines.iter().flat_map(|line| line.lines()).map(|line| format!("    {line}\n"));
+    format!("{}\n{}", incident.headline(), lines.collect::<String>())
 }

@@ -1,6 +1,7 @@
 //! Command line of the appliance: a client of the daemons' D-Bus interfaces, and of nothing else.
 //!
-//! Every command prints text for people, or with `--json` one JSON value. Errors carry the daemon's code.
+//! Every command prints text for people, or with `--json` JSON values, one a line. Errors carry the daemon's code and end
+//! with status 1, wrong arguments with status 2.
 
 #![forbid(unsafe_code)]
 
@@ -9,8 +10,10 @@ pub mod flash;
 mod health;
 mod infer;
 mod models;
+mod objects;
 mod provision;
 mod status;
+mod top;
 mod update;
 
 use std::io::Write;
@@ -67,9 +70,9 @@ enum Command {
     Watch,
     /// Gather a support bundle
     Bundle(health::Bundle),
-    /// Show load and counters, again and again
+    /// Show load, models, queue, temperatures, incidents and update, live
     Top {
-        /// Print once and end
+        /// Print one view as text, or as JSON, and end
         #[arg(long)]
         once: bool,
     },
@@ -102,7 +105,7 @@ pub async fn run(arguments: Arguments, out: &mut impl Write) -> Result<()> {
         Command::Incidents => health::incidents(&connection, &mut printer).await,
         Command::Watch => health::watch(&connection, &mut printer).await,
         Command::Bundle(bundle) => health::bundle(&connection, &bundle, &mut printer).await,
-        Command::Top { once } => status::top(&connection, once, &mut printer).await,
+        Command::Top { once } => top::run(&connection, once, &mut printer).await,
     }
 }
 

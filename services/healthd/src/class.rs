@@ -157,6 +157,7 @@ pub static CLASSES: &[Class] = &[
     class("npu-iommu-stall", Npu, Warning, FreshContext, Some(Entry::FreshContext)),
     class("npu-map-failed", Npu, Warning, FreeMemory, None),
     class("npu-foreign-timeout", Npu, Warning, Look, None),
+    class("npu-pooling-unheard", Npu, Note, Advice::None, None),
     class("npu-probed", Npu, Note, Advice::None, None),
 
     class("gpu-lost", Gpu, Critical, Reboot, Some(Entry::Reboot)),
@@ -216,6 +217,11 @@ pub fn find(name: &str) -> Option<&'static Class> {
 
 /// A row: whose line, its words, the class, how it belongs to it.
 pub(crate) type Row = (From, &'static str, &'static str, Role);
+
+/// The kernel's formats that are known, with `{…}` for what differs from line to line.
+pub fn formats() -> impl Iterator<Item = &'static str> {
+    ROWS.iter().map(|row| row.1)
+}
 
 use self::From::{AnyDevice, Device, Kernel as Bare, NpuIommu};
 use Role::{Detail, Fact, Once, Root, Tail};

@@ -94,9 +94,7 @@ mod tests {
         let config: Config = toml::from_str(example).unwrap();
         assert_eq!(format!("{config:?}"), format!("{:?}", Config::default()));
         // What is off by default is shown behind a comment sign; it must be right as well.
-        let shown: String =
-            example.lines().map(|line| format!("{}\n", line.strip_prefix("#: ").unwrap_or(line))).collect();
-        let config: Config = toml::from_str(&shown).unwrap();
+        let config: Config = toml::from_str(&kit::config::with_all_lines(example)).unwrap();
         assert!(config.mqtt.is_some() && config.device_name.is_some());
     }
 }

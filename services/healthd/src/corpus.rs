@@ -74,7 +74,7 @@ fn incidents(records: &[Record]) -> Vec<Incident> {
         tracker.observe(&finding, number as u64, &record.text, record.at.unwrap_or(now), now);
         if finding.class.name == "npu-job-timeout" {
             let (model, kernel_line) = ("m".to_owned(), record.text.clone());
-            tracker.hurt(Hurt { model, reason: String::new(), kernel_line }, now);
+            tracker.hurt(Hurt { model, unheard: false, reason: String::new(), kernel_line }, now);
         }
     }
     for change in tracker.tick(now + Duration::from_secs(60)) {
@@ -119,7 +119,7 @@ fn every_row_and_every_class_is_in_the_corpus() {
         assert!(tails.iter().any(|tail| pattern.match_whole(tail).is_some()), "{class}: {text}");
     }
     // What no line says by itself.
-    let derived = ["npu-result-untrusted", "npu-foreign-timeout"];
+    let derived = ["npu-result-untrusted", "npu-foreign-timeout", "npu-pooling-unheard"];
     let rows: BTreeSet<&str> = ROWS.iter().map(|row| row.2).chain(derived).collect();
     for class in CLASSES {
         assert!(rows.contains(class.name), "{} has no line", class.name);

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::class::Severity;
+use crate::smart;
 
 /// Measurements by name: `name` or `name.of`.
 pub(crate) type Gauges = BTreeMap<String, f64>;
@@ -16,12 +17,40 @@ pub(crate) fn read(root: &Path, units: &[String]) -> Gauges {
     pressure(root, &mut gauges);
     memory(root, units, &mut gauges);
     storage(root, &mut gauges);
+    smart::measure(root, &mut gauges);
     network(root, &mut gauges);
     gauges
 }
 
+/// How busy each core of the processor was between two looks.
+#[derive(Debug, Default)]
+pub(crate) struct Load {
+    /// Ticks of each core so far: busy, and all.
+    before: BTreeMap<String, (u64, u64)>,
+}
+
+impl Load {
+    /// Measures since the last look. The first only looks.
+    /// SOURCE: proc_stat(5): `cpu0 user nice system idle iowait irq softirq steal guest guest_nice`.
+    pub(crate) fn measure(&mut self, root: &Path, gauges: &mut Gauges) {
+        for line in text(root.join("proc/stat")).unwrap_or_default().lines() {
+            let mut words = line.split_whitespace();
+            let Some(core) = words.next().filter(|name| name.starts_with("cpu") && *name != "cpu") else { continue };
+            // What guests used is in what users used.
+            let ticks: Vec<u64> = words.take(8).map_while(|word| word.parse().ok()).collect();
+            let sum = |ticks: &[u64]| ticks.iter().fold(0, |sum: u64, ticks| sum.saturating_add(*ticks));
+            let (all, idle) = (sum(&ticks), sum(ticks.get(3..5).unwrap_or_default()));
+            let now = (all.saturating_sub(idle), all);
+            let Some(before) = self.before.insert(core.to_owned(), now) else { continue };
+            let (busy, all) = (now.0.saturating_sub(before.0), now.1.saturating_sub(before.1));
+            // CAST: ticks of some seconds are exact in a double.
+            put(gauges, "cpu-percent", core, (all > 0).then(|| 100.0 * busy as f64 / all as f64));
+        }
+    }
+}
+
 /// Entries of a folder below `root`, with their names.
-fn entries(root: &Path, folder: &str) -> Vec<(String, PathBuf)> {
+pub(crate) fn entries(root: &Path, folder: &str) -> Vec<(String, PathBuf)> {
     let entries = fs::read_dir(root.join(folder)).into_iter().flatten().flatten();
     let mut entries: Vec<_> =
         entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())).collect();
@@ -37,7 +66,7 @@ fn number(path: PathBuf) -> Option<f64> {
     text(path)?.parse().ok().filter(|number: &f64| number.is_finite())
 }
 
-fn put(gauges: &mut Gauges, name: &str, of: &str, value: Option<f64>) {
+pub(crate) fn put(gauges: &mut Gauges, name: &str, of: &str, value: Option<f64>) {
     if let Some(value) = value {
         gauges.insert(format!("{name}.{of}"), value);
     }
@@ -146,6 +175,9 @@ const LIMITS: &[Limit] = &[
     ("end-of-life", true, 3.0, Severity::Critical, "has used up its spare blocks and must be replaced"),
     ("end-of-life", true, 2.0, Severity::Warning, "has used most of its spare blocks"),
     ("wear-percent", true, 90.0, Severity::Warning, "has used 90 % of its life"),
+    ("nvme-critical-warning", true, 1.0, Severity::Critical, "says that it fails"),
+    ("nvme-media-errors", true, 1.0, Severity::Error, "has lost data"),
+    ("nvme-spare-low", true, 1.0, Severity::Warning, "has used most of its spare blocks"),
     ("nvme-live", false, 0.5, Severity::Critical, "does not answer"),
     ("filesystem-errors", true, 1.0, Severity::Error, "has errors in its file system"),
     ("free-percent", false, 2.0, Severity::Critical, "is full"),
@@ -230,6 +262,17 @@ mod tests {
         let reasons = reasons(&gauges);
         assert_eq!(reasons[0], (Severity::Critical, "nvme0 does not answer".into()));
         assert!(reasons.contains(&(Severity::Warning, "mmcblk0 has used 90 % of its life".into())), "{reasons:?}");
+    }
+
+    #[test]
+    fn the_load_is_what_was_busy_since_the_last_look() {
+        let root = tree(&[("proc/stat", "cpu  9 9 9 9\ncpu0 100 0 100 700 100 0 0 0 0 0\nintr 5\n")]);
+        let (mut load, mut gauges) = (Load::default(), Gauges::new());
+        load.measure(root.path(), &mut gauges);
+        assert!(gauges.is_empty(), "{gauges:?}");
+        fs::write(root.path().join("proc/stat"), "cpu0 130 0 120 740 110 0 0 0 0 0\ncpu1 x\n").unwrap();
+        load.measure(root.path(), &mut gauges);
+        assert_eq!(gauges, [("cpu-percent.cpu0".to_owned(), 50.0)].into());
     }
 
     #[test]

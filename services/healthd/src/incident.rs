@@ -50,6 +50,8 @@ pub struct Incident {
     pub subject: String,
     /// Models whose results could not be trusted because of it.
     pub models: Vec<String>,
+    /// Whether all that it hurt were pooling jobs that were done before the watchdog ended them.
+    unheard: bool,
     /// What the kernel said.
     pub lines: Vec<String>,
     /// How often it was seen.
@@ -71,6 +73,8 @@ pub struct Incident {
 pub struct Hurt {
     /// The model.
     pub model: String,
+    /// Whether it was a pooling job that was done, and the kernel does not listen to the pooling unit.
+    pub unheard: bool,
     /// Why.
     pub reason: String,
     /// What the kernel had said; empty where the owner heard nothing.
@@ -121,7 +125,7 @@ impl Tracker {
         if finding.role == Role::Tail {
             return None;
         }
-        if let Some(storm) = self.storm(finding, now) {
+        if let Some(storm) = self.storm(finding, at) {
             storm.count += 1;
             (storm.last, storm.touched, storm.open) = (at, now, true);
             return Some(Change::Updated(storm.clone()));
@@ -135,6 +139,7 @@ impl Tracker {
             core: finding.core,
             subject: finding.subject.clone(),
             models: Vec::new(),
+            unheard: false,
             lines: vec![text.to_owned()],
             count: 1,
             first: at,
@@ -145,9 +150,9 @@ impl Tracker {
         };
         while let Some(place) = self.hurts.iter().position(|(_, hurt)| hurt.kernel_line == text) {
             let (_, hurt) = self.hurts.remove(place);
-            add(&mut incident.models, hurt.model);
+            incident.hurt(hurt);
         }
-        Some(self.open(incident, now))
+        Some(self.open(incident))
     }
 
     /// Takes what the NPU's owner told.
@@ -161,7 +166,7 @@ impl Tracker {
             self.hurts.push((now, hurt));
             return None;
         };
-        add(&mut incident.models, hurt.model);
+        incident.hurt(hurt);
         Some(Change::Updated(incident.clone()))
     }
 
@@ -175,12 +180,12 @@ impl Tracker {
                 // Several contexts may have heard the line of one fault.
                 let heard = |incident: &&mut Incident| incident.lines.contains(&hurt.kernel_line);
                 if let Some(incident) = self.incidents.iter_mut().rev().find(heard) {
-                    add(&mut incident.models, hurt.model);
+                    incident.hurt(hurt);
                     changes.push(Change::Updated(incident.clone()));
                     continue;
                 }
                 self.told += 1;
-                let change = self.open(untrusted(TOLD + self.told, hurt, now), now);
+                let change = self.open(untrusted(TOLD + self.told, hurt, now));
                 changes.push(change);
             } else {
                 self.hurts.push((since, hurt));
@@ -211,8 +216,8 @@ impl Tracker {
         self.hurts.is_empty() && self.incidents.iter().all(|incident| !incident.open)
     }
 
-    fn open(&mut self, incident: Incident, now: Duration) -> Change {
-        self.opened.push_back((now, incident.class.part, incident.core, incident.class.name));
+    fn open(&mut self, incident: Incident) -> Change {
+        self.opened.push_back((incident.first, incident.class.part, incident.core, incident.class.name));
         self.incidents.push_back(incident.clone());
         Change::Opened(incident)
     }
@@ -262,14 +267,14 @@ impl Tracker {
         (incident.last, incident.touched) = (at, now);
         while let Some(found) = self.hurts.iter().position(|(_, hurt)| hurt.kernel_line == text) {
             let (_, hurt) = self.hurts.remove(found);
-            add(&mut self.incidents[place].models, hurt.model);
+            self.incidents[place].hurt(hurt);
         }
         Change::Updated(self.incidents[place].clone())
     }
 
     /// The newest incident of the finding's kind, where there were too many of them lately.
-    fn storm(&mut self, finding: &Finding, now: Duration) -> Option<&mut Incident> {
-        self.opened.retain(|(at, ..)| now.saturating_sub(*at) < MINUTE);
+    fn storm(&mut self, finding: &Finding, at: Duration) -> Option<&mut Incident> {
+        self.opened.retain(|(opened, ..)| at.saturating_sub(*opened) < MINUTE);
         let (part, core, name) = (finding.class.part, finding.core, finding.class.name);
         let same = self.opened.iter().filter(|opened| (opened.1, opened.2, opened.3) == (part, core, name)).count();
         if same < RATE {
@@ -288,19 +293,27 @@ fn differs(one: &str, other: &str) -> bool {
     !one.is_empty() && !other.is_empty() && one != other
 }
 
-fn add(models: &mut Vec<String>, model: String) {
-    if !models.contains(&model) {
-        models.push(model);
+impl Incident {
+    /// Notes whom it hurt.
+    fn hurt(&mut self, hurt: Hurt) {
+        self.unheard = hurt.unheard && (self.unheard || self.models.is_empty());
+        if !self.models.contains(&hurt.model) {
+            self.models.push(hurt.model);
+        }
     }
 }
 
-/// A job that timed out hurt nobody of ours where nobody told so: it was another program's.
+/// A job that timed out hurt nobody of ours where nobody told so: it was another program's. One that was done before
+/// that is known to be harmless.
 fn settle(incident: &mut Incident) {
     incident.open = false;
-    if incident.class.name == "npu-job-timeout" && incident.models.is_empty() {
-        let foreign = find("npu-foreign-timeout").expect("the class is in the table");
-        (incident.class, incident.severity, incident.advice) = (foreign, foreign.severity, foreign.advice);
-    }
+    let name = match incident.class.name {
+        "npu-job-timeout" if incident.models.is_empty() => "npu-foreign-timeout",
+        "npu-job-timeout" | "npu-result-untrusted" if incident.unheard => "npu-pooling-unheard",
+        _ => return,
+    };
+    let class = find(name).expect("the class is in the table");
+    (incident.class, incident.severity, incident.advice) = (class, class.severity, class.advice);
 }
 
 fn untrusted(number: u64, hurt: Hurt, now: Duration) -> Incident {
@@ -314,6 +327,7 @@ fn untrusted(number: u64, hurt: Hurt, now: Duration) -> Incident {
         core: None,
         subject: String::new(),
         models: vec![hurt.model],
+        unheard: hurt.unheard,
         lines: vec![hurt.reason],
         count: 1,
         first: now,
@@ -342,7 +356,7 @@ mod tests {
     const TIMEOUT: &str = "rocket fdac0000.npu: NPU job timed out";
 
     fn hurt(kernel_line: &str) -> Hurt {
-        Hurt { model: "mnist".into(), reason: "too slow".into(), kernel_line: kernel_line.into() }
+        Hurt { model: "mnist".into(), unheard: false, reason: "too slow".into(), kernel_line: kernel_line.into() }
     }
 
     fn settled(changes: Vec<Change>) -> Vec<Incident> {
@@ -448,6 +462,43 @@ mod tests {
         assert!(tracker.tick(ms(1000)).is_empty(), "who was hurt may still be told");
         let incidents = settled(tracker.tick(ms(2000)));
         assert_eq!((incidents[0].class.name, incidents[0].class.entry), ("npu-foreign-timeout", None));
+    }
+
+    #[test]
+    fn only_pooling_that_was_done_is_harmless() {
+        let unheard = || Hurt { unheard: true, ..hurt(TIMEOUT) };
+        let fault = "rk_iommu fdaca000.iommu: Page fault at 0x0000000000012345 of type read";
+        for (lines, told, expected) in [
+            (&[TIMEOUT][..], vec![unheard()], "npu-pooling-unheard"),
+            (&[TIMEOUT], vec![hurt(TIMEOUT)], "npu-job-timeout"),
+            (&[fault, TIMEOUT], vec![unheard()], "npu-page-fault"),
+            (&[], vec![Hurt { kernel_line: String::new(), ..unheard() }], "npu-pooling-unheard"),
+        ] {
+            let mut tracker = Tracker::default();
+            for (number, line) in lines.iter().enumerate() {
+                observe(&mut tracker, number as u64, line, ms(0));
+            }
+            told.into_iter().for_each(|hurt| drop(tracker.hurt(hurt, ms(10))));
+            let changes: Vec<_> = (1..40).flat_map(|tenth| tracker.tick(ms(tenth * 100))).collect();
+            let incidents = settled(changes);
+            assert_eq!(incidents.len(), 1, "{incidents:?}");
+            let class = incidents[0].class;
+            assert_eq!((class.name, class.entry.is_none()), (expected, expected == "npu-pooling-unheard"));
+        }
+    }
+
+    #[test]
+    fn one_real_hang_beside_harmless_ones_counts() {
+        let mut tracker = Tracker::default();
+        observe(&mut tracker, 1, TIMEOUT, ms(0));
+        let [first, second] = [("a", true), ("b", false)].map(|(model, unheard)| {
+            let incident = &mut tracker.incidents[0];
+            incident.hurt(Hurt { model: model.into(), unheard, ..hurt(TIMEOUT) });
+            incident.unheard
+        });
+        assert_eq!((first, second), (true, false));
+        tracker.incidents[0].hurt(Hurt { unheard: true, ..hurt(TIMEOUT) });
+        assert_eq!(settled(tracker.tick(ms(1000)))[0].class.name, "npu-job-timeout");
     }
 
     #[test]

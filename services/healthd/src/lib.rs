@@ -27,6 +27,7 @@ mod pattern;
 pub mod record;
 mod redact;
 mod selftest;
+pub mod smart;
 mod source;
 mod state;
 mod view;
@@ -40,7 +41,7 @@ use anyhow::{Context as _, Result};
 use api::dbus::Device1Proxy;
 use api::{ErrorCode, Failure};
 use futures_util::StreamExt as _;
-use kit::{log, systemd};
+use kit::systemd;
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
@@ -60,6 +61,8 @@ use watch::Watch;
 const GLANCE: Duration = Duration::from_millis(100);
 /// Records that may wait for the loop.
 const RECORDS: usize = 256;
+/// How npud calls a pooling job that the kernel's watchdog ended after its work. SOURCE: org.cairn.Device1.xml.
+const POOLING_UNHEARD: &str = "pooling-unheard";
 /// Self-tests and bundles that may wait.
 const ORDERS: usize = 4;
 
@@ -112,7 +115,7 @@ pub async fn run(config: Config) -> Result<()> {
     let keep_alive = tokio::spawn(systemd::keep_alive(alive));
     let (mut deaf, mut unmeasured) = (false, false);
 
-    info!(message_id = log::SERVING, boot_id, "watching");
+    info!(message_id = message::WATCHING, boot_id, "watching");
     systemd::ready("watching")?;
     loop {
         if let Ok(mut at) = pulse.lock() {
@@ -187,6 +190,7 @@ async fn listen(bus: Connection, tell: mpsc::Sender<Hurt>) -> Result<()> {
         let Ok(args) = signal.args() else { continue };
         let hurt = Hurt {
             model: args.model().to_string(),
+            unheard: *args.job() == POOLING_UNHEARD,
             reason: args.reason().to_string(),
             kernel_line: args.kernel_line().to_string(),
         };

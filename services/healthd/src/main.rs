@@ -13,14 +13,19 @@ struct Arguments {
     /// Bind the NPU's driver anew, if it is idle, and end
     #[arg(long)]
     rebind_npu: bool,
+    /// Write down what NVMe drives say of their wear, and end
+    #[arg(long, conflicts_with = "rebind_npu")]
+    read_smart: bool,
 }
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
-    kit::log::start("healthd", &arguments.common.log)?;
-    let mut config: healthd::Config = kit::config::load("healthd", arguments.common.config.as_deref())?;
+    let mut config: healthd::Config = arguments.common.begin("healthd")?;
     if arguments.rebind_npu {
         return healthd::rebind(&config.root);
+    }
+    if arguments.read_smart {
+        return healthd::smart::write_down(&config.root, healthd::smart::SMARTCTL.as_ref());
     }
     config.mqtt = kit::mqtt::or_provisioned(config.mqtt)?;
     tokio::runtime::Runtime::new()?.block_on(healthd::run(config))

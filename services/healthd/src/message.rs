@@ -4,20 +4,22 @@
 use api::mqtt::HealthIncident;
 use tracing::{error, info, warn};
 
+use crate::class::{Part, find};
 use crate::ladder::Rung;
 
-/// Identities of messages by the part of the machine that an incident's class names first.
-pub(crate) const INCIDENTS: &[(&str, &str)] = &[
-    ("npu", "3b1d3c0de2914c6c8f0a6a5f54d1c701"),
-    ("gpu", "3b1d3c0de2914c6c8f0a6a5f54d1c702"),
-    ("oom", "3b1d3c0de2914c6c8f0a6a5f54d1c703"),
-    ("thermal", "3b1d3c0de2914c6c8f0a6a5f54d1c704"),
-    ("storage", "3b1d3c0de2914c6c8f0a6a5f54d1c705"),
-    ("undervoltage", "3b1d3c0de2914c6c8f0a6a5f54d1c706"),
-    ("kernel", "3b1d3c0de2914c6c8f0a6a5f54d1c707"),
+/// Identities of messages about incidents, by the part of the machine.
+const INCIDENTS: &[(Part, &str)] = &[
+    (Part::Network, "3b1d3c0de2914c6c8f0a6a5f54d1c700"),
+    (Part::Npu, "3b1d3c0de2914c6c8f0a6a5f54d1c701"),
+    (Part::Gpu, "3b1d3c0de2914c6c8f0a6a5f54d1c702"),
+    (Part::Memory, "3b1d3c0de2914c6c8f0a6a5f54d1c703"),
+    (Part::Thermal, "3b1d3c0de2914c6c8f0a6a5f54d1c704"),
+    (Part::Storage, "3b1d3c0de2914c6c8f0a6a5f54d1c705"),
+    (Part::Power, "3b1d3c0de2914c6c8f0a6a5f54d1c706"),
+    (Part::Kernel, "3b1d3c0de2914c6c8f0a6a5f54d1c707"),
 ];
-/// Identity of messages about every other class.
-pub(crate) const OTHER: &str = "3b1d3c0de2914c6c8f0a6a5f54d1c700";
+/// The daemon watches.
+pub(crate) const WATCHING: &str = "3b1d3c0de2914c6c8f0a6a5f54d1c70f";
 /// Something was done.
 pub(crate) const ACTED: &str = "3b1d3c0de2914c6c8f0a6a5f54d1c710";
 /// Nothing more is done.
@@ -27,14 +29,19 @@ pub(crate) const GIVEN_UP: &str = "3b1d3c0de2914c6c8f0a6a5f54d1c711";
 pub(crate) fn settled(incident: &HealthIncident) {
     let HealthIncident { id, class, severity, device, core, subject, model, count, .. } = incident;
     let (suggested, taken) = (&incident.suggested_action, &incident.taken_action);
-    let first = class.split('-').next().unwrap_or_default();
-    let message_id = INCIDENTS.iter().find(|(part, _)| *part == first).map_or(OTHER, |(_, id)| id);
+    let message_id = identity(class);
     let line = incident.lines.first().map_or("", String::as_str);
     if severity == "note" {
         info!(message_id, id, class, device, line, "known to be harmless");
         return;
     }
     warn!(message_id, id, class, severity, device, core, subject, model, count, suggested, taken, line, "incident");
+}
+
+/// Identity of messages about a class; every class of the table has a part, and every part a message.
+fn identity(class: &str) -> &'static str {
+    let part = find(class).map_or(Part::Network, |class| class.part);
+    INCIDENTS.iter().find(|(known, _)| *known == part).map_or(INCIDENTS[0].1, |(_, id)| id)
 }
 
 /// Logs an action.
@@ -53,11 +60,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_message_is_explained_in_the_catalog() {
-        let catalog = include_str!("../dist/healthd.catalog");
-        let ids = INCIDENTS.iter().map(|(_, id)| *id).chain([OTHER, ACTED, GIVEN_UP]);
-        for id in ids {
-            assert!(catalog.contains(&format!("-- {id}\n")), "{id}");
+    fn every_class_has_the_message_of_its_part() {
+        for class in crate::class::CLASSES {
+            assert!(INCIDENTS.contains(&(class.part, identity(class.name))), "{}", class.name);
         }
     }
 }

@@ -33,7 +33,7 @@ impl Front {
             summary: None,
         };
         let Some(settings) = &config.mqtt else { return Ok(front) };
-        let device = kit::identity::device(config.device_name.as_deref(), "/etc/machine-id".as_ref())?;
+        let device = kit::identity::device(config.device_name.as_deref())?;
         let topics = Topics::new(&device)?;
         let will = (topics.health_state(), OFFLINE);
         let (link, events) = kit::mqtt::open(settings, &format!("cairn-healthd-{device}"), 16, (&will.0, will.1))?;
@@ -161,9 +161,6 @@ impl Front {
     pub(crate) async fn leave(&mut self) {
         self.publish_retained(Topics::health_state, OFFLINE.into());
         let Some((link, events, _)) = &mut self.link else { return };
-        link.close();
-        // TIMEOUT: a service has 90 s to stop; a broker that does not read must not use them up.
-        let goodbye = async { while events.recv().await.is_some() {} };
-        let _ = tokio::time::timeout(std::time::Duration::from_secs(5), goodbye).await;
+        kit::mqtt::goodbye(&**link, events).await;
     }
 }

@@ -1,12 +1,17 @@
 //! The self-test: whether what the machine is for works now.
 
 use std::path::Path;
+use std::time::Duration;
 
 use api::dbus::{Check, Model1Proxy, Models1Proxy};
 use zbus::Connection;
 
 use crate::act;
 use crate::config::Config;
+
+/// How long a model may take.
+// TIMEOUT: two attempts that the engine gives up after 5 s each, behind a full queue of others that end in the same way.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs all checks, each whatever the others say.
 pub(crate) async fn run(bus: &Connection, config: &Config, models: bool, mqtt: Option<bool>) -> Vec<Check> {
@@ -51,10 +56,11 @@ async fn prove_models(bus: &Connection) -> zbus::Result<Vec<Check>> {
     for path in Models1Proxy::new(bus).await?.list_models(Default::default()).await? {
         let model = Model1Proxy::new(bus, path).await?;
         let name = format!("model {}", model.name().await?);
-        match model.verify(Default::default()).await {
-            Ok(verdict) => checks.push((name, true, verdict)),
-            Err(error) => checks.push((name, false, error.to_string())),
-        }
+        checks.push(match tokio::time::timeout(PATIENCE, model.verify(Default::default())).await {
+            Ok(Ok(verdict)) => (name, true, verdict),
+            Ok(Err(error)) => (name, false, error.to_string()),
+            Err(_) => (name, false, format!("no answer within {PATIENCE:?}")),
+        });
     }
     Ok(checks)
 }

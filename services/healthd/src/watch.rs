@@ -16,7 +16,7 @@ use crate::class::Severity;
 use crate::classify::classify;
 use crate::config::Config;
 use crate::dbus::Server;
-use crate::gauge::{self, Gauges};
+use crate::gauge::{self, Gauges, Load};
 use crate::incident::{Change, Hurt, Incident, Tracker};
 use crate::ladder::Rung;
 use crate::message;
@@ -43,6 +43,7 @@ pub(crate) struct Watch {
     tracker: Tracker,
     boot_id: String,
     gauges: Gauges,
+    load: Load,
     level: Option<Level>,
     /// Newest incidents, by their numbers, with what was done about each.
     told: VecDeque<(u64, Instant, Severity, Shown)>,
@@ -73,6 +74,7 @@ impl Watch {
             tracker: Tracker::default(),
             boot_id,
             gauges: Gauges::new(),
+            load: Load::default(),
             level: None,
             told: VecDeque::new(),
             recent: VecDeque::new(),
@@ -231,6 +233,7 @@ impl Watch {
         let (root, units) = (self.config.root.clone(), self.config.units.clone());
         let read = tokio::task::spawn_blocking(move || gauge::read(&root, &units));
         let mut gauges = read.await.context("measure")?;
+        self.load.measure(&self.config.root, &mut gauges);
         act::units(&self.bus, &self.config.units, &mut gauges).await;
         self.gauges = gauges;
         if let Err(error) = self.save() {

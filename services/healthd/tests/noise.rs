@@ -34,7 +34,7 @@ impl Chain {
         let Some(finding) = classify(record) else { return false };
         self.now += Duration::from_secs(5);
         self.tracker.observe(&finding, number, &record.text, self.now, self.now);
-        let hurt = Hurt { model: "m".into(), reason: String::new(), kernel_line: record.text.clone() };
+        let hurt = Hurt { model: "m".into(), unheard: false, reason: String::new(), kernel_line: record.text.clone() };
         self.tracker.hurt(hurt, self.now);
         self.now += Duration::from_secs(5);
         self.tracker.tick(self.now).into_iter().any(|change| match change {

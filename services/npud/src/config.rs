@@ -89,9 +89,7 @@ mod tests {
         assert_eq!((config.bus, config.thermal), (default.bus, default.thermal));
         assert_eq!(config.metrics_seconds, default.metrics_seconds);
         // What is off by default is shown behind a comment sign; it must be right as well.
-        let shown: String =
-            example.lines().map(|line| format!("{}\n", line.strip_prefix("#: ").unwrap_or(line))).collect();
-        let config: Config = toml::from_str(&shown).unwrap();
+        let config: Config = toml::from_str(&kit::config::with_all_lines(example)).unwrap();
         assert!(config.mqtt.is_some() && config.fleet.is_some() && config.device_name.is_some());
     }
 

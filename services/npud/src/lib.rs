@@ -77,7 +77,7 @@ async fn serve_mqtt(engine: &Engine, config: &Config, stop: impl Future<Output =
         stop.await;
         return Ok(());
     };
-    let device = kit::identity::device(config.device_name.as_deref(), "/etc/machine-id".as_ref())?;
+    let device = kit::identity::device(config.device_name.as_deref())?;
     let topics = api::mqtt::Topics::new(&device)?;
     let client = format!("cairn-npud-{device}");
     // The broker sends as many requests ahead as the queue has room for.

@@ -2,6 +2,9 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "simulator")]
+mod simulator;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -23,30 +26,33 @@ struct Arguments {
     #[cfg(feature = "simulator")]
     #[arg(long, conflicts_with = "device")]
     simulate: bool,
+    /// Folder where the simulated kernel shows its log and takes faults
+    #[cfg(feature = "simulator")]
+    #[arg(long, value_name = "FOLDER", requires = "simulate")]
+    simulated_kernel: Option<PathBuf>,
 }
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
-    kit::log::start("npud", &arguments.common.log)?;
-    let mut config: npud::Config = kit::config::load("npud", arguments.common.config.as_deref())?;
+    let mut config: npud::Config = arguments.common.begin("npud")?;
     config.mqtt = kit::mqtt::or_provisioned(config.mqtt)?;
-    let (driver, monitor) = open(&arguments);
+    let (driver, monitor) = open(&arguments)?;
     tokio::runtime::Runtime::new()?.block_on(npud::run(driver, monitor, config))
 }
 
 /// What is driven, and who watches for its faults.
 type Npu = (Arc<dyn Driver>, Option<Arc<dyn FaultMonitor>>);
 
-fn open(arguments: &Arguments) -> Npu {
+fn open(arguments: &Arguments) -> anyhow::Result<Npu> {
     #[cfg(feature = "simulator")]
     if arguments.simulate {
-        let simulator = npu_sim::Simulator::new(npu_sim::Options::default());
+        let simulator = simulator::open(arguments.simulated_kernel.as_deref())?;
         let monitor = simulator.fault_monitor();
-        return (Arc::new(simulator), Some(monitor));
+        return Ok((Arc::new(simulator), Some(monitor)));
     }
     let monitor = KernelLog::open().map(|log| Arc::new(log) as Arc<dyn FaultMonitor>);
     let monitor = monitor.inspect_err(|error| tracing::warn!(%error, "verdicts do without the kernel log")).ok();
-    (Arc::new(Rocket::at(&arguments.device)), monitor)
+    Ok((Arc::new(Rocket::at(&arguments.device)), monitor))
 }
 
 #[cfg(test)]

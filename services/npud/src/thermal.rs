@@ -16,6 +16,9 @@ const ZONES: &str = "/sys/class/thermal";
 /// How often the level is looked at.
 // TIMEOUT: silicon under load heats by a few degrees in a second; the marks are 10 degrees apart.
 const PERIOD: Duration = Duration::from_secs(1);
+/// How long the health daemon may take.
+// TIMEOUT: it answers in a millisecond; one that hangs is no better than one that is away.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Follows the heat for ever. Where nobody knows it says so and only waits; while it cannot be read the level stays.
 pub(crate) async fn watch(marks: &Marks, server: &Server, bus: &Connection) -> Result<()> {
@@ -30,7 +33,8 @@ pub(crate) async fn watch(marks: &Marks, server: &Server, bus: &Connection) -> R
     let mut tick = tokio::time::interval(PERIOD);
     loop {
         tick.tick().await;
-        let told = health.thermal_level().await.ok().and_then(|name| Level::parse(&name));
+        let told = tokio::time::timeout(PATIENCE, health.thermal_level()).await;
+        let told = told.ok().and_then(Result::ok).and_then(|name| Level::parse(&name));
         let own = || zone.as_deref().map(|zone| read_celsius(zone).map(|celsius| marks.next_level(level, celsius)));
         let next = match told.map(Ok).or_else(own) {
             Some(Ok(next)) => next,

@@ -236,9 +236,7 @@ mod tests {
         assert_eq!(config.model_store, default.model_store);
         assert_eq!((config.places, config.look_ms, config.bus), (default.places, default.look_ms, default.bus));
         // What is off by default is shown behind a comment sign; it must be right as well.
-        let shown: String =
-            example.lines().map(|line| format!("{}\n", line.strip_prefix("#: ").unwrap_or(line))).collect();
-        let config: Config = toml::from_str(&shown).unwrap();
+        let config: Config = toml::from_str(&kit::config::with_all_lines(example)).unwrap();
         assert!(config.mqtt.is_some() && config.hawkbit.is_some() && config.device_name.is_some());
         assert!(config.channel.is_some());
     }

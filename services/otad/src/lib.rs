@@ -48,7 +48,7 @@ pub const RESET: &str = "factory-reset";
 /// # Errors
 /// Where the bus, a setting or what runs is unusable, or a front end ends by itself.
 pub async fn run(config: Config) -> Result<()> {
-    let device = kit::identity::device(config.device_name.as_deref(), "/etc/machine-id".as_ref())?;
+    let device = kit::identity::device(config.device_name.as_deref())?;
     let connection = config.bus.connect().build().await.context("connect to the bus")?;
     let (agent, handle) = Agent::new(config.clone(), device.clone(), connection.clone()).await?;
     let pulse = agent.pulse();

@@ -22,8 +22,7 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
-    kit::log::start("otad", &arguments.common.log)?;
-    let mut config: otad::Config = kit::config::load("otad", arguments.common.config.as_deref())?;
+    let mut config: otad::Config = arguments.common.begin("otad")?;
     config.mqtt = kit::mqtt::or_provisioned(config.mqtt)?;
     let runtime = tokio::runtime::Runtime::new()?;
     match arguments.command {

@@ -8,7 +8,7 @@ use api::mqtt::{
     DesiredModel, DesiredUpdate, INSTALL, ModelReport, OFFLINE, ONLINE, Topics, UpdateReport, update_discovery,
 };
 use bytes::Bytes;
-use kit::mqtt::{Delivery, Event, LinkError, MqttLink, Publication};
+use kit::mqtt::{Delivery, Event, LinkError, MqttLink, Publication, goodbye};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
@@ -20,9 +20,6 @@ use crate::state::State;
 /// The shortest time between two reports of progress alone.
 // TIMEOUT: RAUC says more than anybody reads over a network that may be paid by the byte.
 const REPORTS: Duration = Duration::from_secs(1);
-/// How long goodbye to the broker may take.
-// TIMEOUT: a service has 90 s to stop; a broker that does not read must not use them up.
-const GOODBYE: Duration = Duration::from_secs(5);
 
 /// Listens to a broker until `stop` completes. `link` and `events` come from [`kit::mqtt::open`].
 ///
@@ -68,9 +65,7 @@ pub(crate) async fn run(
         }
     }
     front.publish(front.topics.update_availability(), OFFLINE.into());
-    front.link.close();
-    // The link ends its events when all is out; a broker that does not read ends nothing.
-    let _ = tokio::time::timeout(GOODBYE, async { while events.recv().await.is_some() {} }).await;
+    goodbye(&*front.link, &mut events).await;
     Ok(())
 }
 

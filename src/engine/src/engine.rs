@@ -13,7 +13,7 @@ use model::Graph;
 use npu_device::{Driver, FaultMonitor};
 use tokio::sync::{broadcast, oneshot};
 
-use crate::info::{Counters, Event, ModelInfo, Options, Status, ThermalLevel};
+use crate::info::{Counters, Event, InFlight, JobKind, ModelInfo, Options, Status, ThermalLevel};
 use crate::loaded::Model;
 use crate::queue::{Abandon, Queue};
 use crate::worker::{self, Worker};
@@ -49,10 +49,15 @@ pub(crate) struct Shared {
     pub(crate) events: broadcast::Sender<Event>,
     pub(crate) tally: Tally,
     pub(crate) pulses: Vec<Mutex<Instant>>,
+    /// What each context is doing: model, kind of job, since when.
+    running: Vec<Mutex<Option<Running>>>,
     models: RwLock<BTreeMap<String, Arc<Model>>>,
     thermal: AtomicU8,
     driver_info: npu_device::DriverInfo,
 }
+
+/// A run: its model, what its jobs are, since when.
+type Running = (String, JobKind, Instant);
 
 /// Counters that many threads add to.
 #[derive(Debug, Default)]
@@ -166,6 +171,7 @@ impl Engine {
             events: broadcast::Sender::new(EVENTS),
             tally: Tally::default(),
             pulses: devices.iter().map(|_| Mutex::new(now)).collect(),
+            running: devices.iter().map(|_| Mutex::default()).collect(),
             models: RwLock::default(),
             thermal: AtomicU8::new(0),
             options,
@@ -242,6 +248,21 @@ impl Engine {
     /// A loaded model.
     pub fn model(&self, name: &str) -> Option<Arc<ModelInfo>> {
         self.inner.shared.find(name).map(|model| Arc::clone(&model.info))
+    }
+
+    /// Requests that a loaded model has answered since it was loaded.
+    pub fn answers(&self, name: &str) -> Option<u64> {
+        self.inner.shared.find(name).map(|model| model.answers.load(Ordering::Relaxed))
+    }
+
+    /// What the contexts are doing now; idle ones are left out.
+    pub fn in_flight(&self) -> Vec<InFlight> {
+        let slots = self.inner.shared.running.iter().enumerate();
+        let busy = slots.filter_map(|(context, slot)| {
+            let (model, job, since) = slot.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+            Some(InFlight { context, model, job, running: since.elapsed() })
+        });
+        busy.collect()
     }
 
     /// Checks and queues a request.
@@ -376,6 +397,10 @@ impl Shared {
         let job = Job { model, input: request.input, deadline: request.deadline, admitted, reply };
         self.queue.push(job, request.priority)?;
         Ok(Pending { reply: pending })
+    }
+
+    pub(crate) fn running(&self, context: usize, run: Option<Running>) {
+        *self.running[context].lock().unwrap_or_else(PoisonError::into_inner) = run;
     }
 
     pub(crate) fn count_error(&self, error: &Error) {

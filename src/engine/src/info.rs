@@ -108,6 +108,61 @@ pub struct Report {
     pub predicted: Duration,
 }
 
+impl Report {
+    /// Whether a job of the model ends in the pooling unit.
+    pub(crate) fn pools(&self) -> bool {
+        let pools = |operator: &OperatorReport| matches!(operator.kind, "AVERAGE_POOL_2D" | "MAX_POOL_2D");
+        self.operators.iter().any(|operator| operator.place == Place::Npu && pools(operator))
+    }
+}
+
+/// What the jobs of a model are, which decides what it means when the kernel's watchdog ends one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum JobKind {
+    /// They end in the unit that every kernel listens to.
+    Convolution,
+    /// They end in the pooling unit.
+    Pooling,
+    /// They end in the pooling unit, on a kernel that does not listen to it, and all of the output was written: the
+    /// watchdog ends such a job after its work. SOURCE: kernel-lines 1c, fact 8.
+    PoolingUnheard,
+}
+
+impl JobKind {
+    /// As interfaces name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Convolution => "convolution",
+            Self::Pooling => "pooling",
+            Self::PoolingUnheard => "pooling-unheard",
+        }
+    }
+
+    /// What a job is that left its output `complete` or not. `pools`: it ends in the pooling unit; `heard`: the kernel
+    /// listens to that.
+    pub(crate) fn of(pools: bool, heard: bool, complete: bool) -> Self {
+        match (pools, heard, complete) {
+            (false, ..) => Self::Convolution,
+            (true, false, true) => Self::PoolingUnheard,
+            (true, ..) => Self::Pooling,
+        }
+    }
+}
+
+/// What a context is doing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct InFlight {
+    /// Which context.
+    pub context: usize,
+    /// The model that runs.
+    pub model: String,
+    /// What its jobs are.
+    pub job: JobKind,
+    /// Since when.
+    pub running: Duration,
+}
+
 /// Where one operator runs.
 #[derive(Clone, Debug, Serialize)]
 pub struct OperatorReport {
@@ -159,6 +214,8 @@ pub enum Event {
         context: usize,
         /// The model that ran.
         model: String,
+        /// What its jobs are.
+        job: JobKind,
         /// Why the result could not be trusted.
         reason: String,
         /// What the kernel said meanwhile, the last of several lines.

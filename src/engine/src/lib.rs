@@ -25,6 +25,9 @@ mod worker;
 
 pub use engine::{Engine, Pending};
 pub use error::{Error, Result, chain};
-pub use info::{Counters, Event, ModelInfo, OperatorReport, Options, Place, Report, Status, TensorInfo, ThermalLevel};
+pub use info::{
+    Counters, Event, InFlight, JobKind, ModelInfo, OperatorReport, Options, Place, Report, Status, TensorInfo,
+    ThermalLevel,
+};
 pub use loaded::report;
 pub use request::{Class, DType, Decoded, Detection, Input, Priority, Reply, Request, Tensor, Timing, Verdict};

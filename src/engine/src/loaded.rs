@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
 use model::{DType, Graph};
@@ -23,6 +24,8 @@ pub(crate) struct Model {
     package: Option<Package>,
     /// Operators of the CPU, by their index in the graph.
     operators: Vec<Option<Prepared>>,
+    /// Requests that it has answered.
+    pub(crate) answers: AtomicU64,
     golden: Option<Golden>,
 }
 
@@ -76,7 +79,15 @@ impl Model {
             outputs: graph.outputs.iter().map(|id| TensorInfo::of(&graph[*id])).collect(),
             report: plan.report.clone(),
         };
-        Ok(Self { info: Arc::new(info), graph, plan, package: None, operators, golden: None })
+        Ok(Self {
+            info: Arc::new(info),
+            graph,
+            plan,
+            package: None,
+            operators,
+            answers: AtomicU64::new(0),
+            golden: None,
+        })
     }
 
     /// Whether any operator runs on the NPU.

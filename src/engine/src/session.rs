@@ -26,7 +26,12 @@ pub(crate) struct Session {
 #[derive(Debug)]
 pub(crate) enum Attempt {
     /// There is a result, and it cannot be verified. Another context may do better.
-    Untrusted(String),
+    Untrusted {
+        /// Why.
+        reason: String,
+        /// Whether all of it was written, as far as can be seen.
+        complete: bool,
+    },
     /// Another attempt would end the same way.
     Fatal(Error),
 }
@@ -84,7 +89,11 @@ impl Session {
             Err(error @ (RunError::Size { .. } | RunError::Count { .. })) => {
                 Err(Attempt::Fatal(Error::Internal(chain(&error))))
             }
-            Err(error) => Err(Attempt::Untrusted(chain(&error))),
+            Err(error) => {
+                let complete =
+                    matches!(&error, RunError::Untrusted { report, .. } if report.missing_sentinels.is_empty());
+                Err(Attempt::Untrusted { reason: chain(&error), complete })
+            }
         }
     }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use npu_device::Device;
 
 use crate::engine::{Command, Job, Shared, Tally};
-use crate::info::Event;
+use crate::info::{Event, JobKind};
 use crate::loaded::Model;
 use crate::queue::{Abandon, Next};
 use crate::session::{Attempt, Session};
@@ -120,7 +120,10 @@ impl Worker {
         }
         let result = self.reply(&job, started);
         match &result {
-            Ok(reply) => self.count(reply),
+            Ok(reply) => {
+                Tally::add(&job.model.answers, 1);
+                self.count(reply);
+            }
             Err(error) => self.shared.count_error(error),
         }
         // A caller that went away meanwhile does not want the answer.
@@ -162,22 +165,40 @@ impl Worker {
         let started = Instant::now();
         let prepared = model.prepare(input)?;
         let prepare = started.elapsed();
-        let first = match self.attempt(model, &prepared) {
+        self.announce(model);
+        let answer = self.twice(model, &prepared, prepare);
+        self.shared.running(self.index, None);
+        answer
+    }
+
+    /// Shows what this context does from now on.
+    fn announce(&self, model: &Model) {
+        let job = self.job_kind(model, false);
+        self.shared.running(self.index, Some((model.info.name.clone(), job, Instant::now())));
+    }
+
+    fn job_kind(&self, model: &Model, complete: bool) -> JobKind {
+        let heard = self.device.as_ref().is_some_and(|device| device.info().has_ppu_done());
+        JobKind::of(model.info.report.pools(), heard, complete)
+    }
+
+    fn twice(&mut self, model: &Arc<Model>, prepared: &[bytes::Bytes], prepare: Duration) -> Result<Answer> {
+        let (first, complete) = match self.attempt(model, prepared) {
             Ok((outputs, npu)) => {
                 let verdict = if model.uses_npu() { Verdict::Trusted } else { Verdict::CpuOnly };
                 return Ok(Answer { outputs, verdict, prepare, npu });
             }
             Err(Attempt::Fatal(error)) => return Err(error),
-            Err(Attempt::Untrusted(reason)) => reason,
+            Err(Attempt::Untrusted { reason, complete }) => (reason, complete),
         };
-        self.leave_context(model, first.clone());
+        self.leave_context(model, first.clone(), complete);
         self.pulse();
-        match self.attempt(model, &prepared) {
+        match self.attempt(model, prepared) {
             Ok((outputs, npu)) => Ok(Answer { outputs, verdict: Verdict::TrustedAfterRetry, prepare, npu }),
             Err(Attempt::Fatal(error)) => Err(error),
-            Err(Attempt::Untrusted(second)) => {
-                self.leave_context(model, second.clone());
-                Err(Error::ResultUntrusted(format!("{first}; again: {second}")))
+            Err(Attempt::Untrusted { reason, complete }) => {
+                self.leave_context(model, reason.clone(), complete);
+                Err(Error::ResultUntrusted(format!("{first}; again: {reason}")))
             }
         }
     }
@@ -204,20 +225,23 @@ impl Worker {
             .filter(|(monitor, before)| monitor.faults() != *before)
             .map(|(monitor, _)| monitor.last().unwrap_or_default());
         match (&self.heard, result) {
-            (Some(line), Ok(_)) => Err(Attempt::Untrusted(format!("the kernel reported {line:?}"))),
+            (Some(line), Ok(_)) => {
+                Err(Attempt::Untrusted { reason: format!("the kernel reported {line:?}"), complete: true })
+            }
             (_, result) => result,
         }
     }
 
     /// Leaves the present context, whose state nobody knows.
-    fn leave_context(&mut self, model: &Arc<Model>, reason: String) {
+    fn leave_context(&mut self, model: &Arc<Model>, reason: String, complete: bool) {
+        let job = self.job_kind(model, complete);
         for resident in self.models.values_mut() {
             resident.session = None;
         }
         self.device = None;
         Tally::add(&self.shared.tally.contexts_replaced, 1);
         let (model, kernel_line) = (model.info.name.clone(), self.heard.take());
-        let event = Event::ContextReplaced { context: self.index, model, reason, kernel_line };
+        let event = Event::ContextReplaced { context: self.index, model, job, reason, kernel_line };
         // Nobody listening is not an error.
         let _ = self.shared.events.send(event);
     }

@@ -27,6 +27,11 @@ pub fn load<T: DeserializeOwned + Default>(daemon: &str, path: Option<&Path>) ->
     }
 }
 
+/// What a shown configuration says with the lines that are off by default, behind `#: `: they must be right as well.
+pub fn with_all_lines(shown: &str) -> String {
+    shown.lines().map(|line| format!("{}\n", line.strip_prefix("#: ").unwrap_or(line))).collect()
+}
+
 pub(crate) fn parse<T: DeserializeOwned>(text: &str, file: &Path) -> Result<T> {
     toml::from_str(text).map_err(|source| Error::Config { path: file.into(), source: Box::new(source) })
 }

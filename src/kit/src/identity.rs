@@ -14,11 +14,18 @@ const APPLICATION: [u8; 16] = 0x6b1f_9d0c_5e55_4c7c_93a0_1d1e_2c4b_7a90_u128.to_
 /// Digits of a device's name: 60 random bits, so that a fleet of a million has no two alike.
 const DIGITS: usize = 16;
 
-/// The device's name: `configured`, or one derived from the machine identity in `machine_id`.
+/// Where the machine's identity is. SOURCE: machine-id(5).
+const MACHINE_ID: &str = "/etc/machine-id";
+
+/// The device's name: `configured`, or one derived from the machine identity.
 ///
 /// # Errors
-/// [`Error::Identity`] where the file is missing or malformed.
-pub fn device(configured: Option<&str>, machine_id: &Path) -> Result<String> {
+/// [`Error::Identity`] where the machine has none.
+pub fn device(configured: Option<&str>) -> Result<String> {
+    device_of(configured, Path::new(MACHINE_ID))
+}
+
+fn device_of(configured: Option<&str>, machine_id: &Path) -> Result<String> {
     if let Some(name) = configured {
         return Ok(name.to_owned());
     }
@@ -62,7 +69,7 @@ mod tests {
 
     #[test]
     fn a_configured_name_needs_no_machine_identity() {
-        assert_eq!(device(Some("lab"), Path::new("/nowhere")).unwrap(), "lab");
-        assert!(matches!(device(None, Path::new("/nowhere")), Err(Error::Identity { .. })));
+        assert_eq!(device_of(Some("lab"), Path::new("/nowhere")).unwrap(), "lab");
+        assert!(matches!(device_of(None, Path::new("/nowhere")), Err(Error::Identity { .. })));
     }
 }

@@ -17,6 +17,8 @@ pub mod thermal;
 
 use std::path::PathBuf;
 
+use serde::de::DeserializeOwned;
+
 /// Arguments that every daemon takes.
 #[derive(Clone, Debug, clap::Args)]
 // Each daemon has a struct of this name, and a group takes its name from the struct.
@@ -28,6 +30,17 @@ pub struct Arguments {
     /// What is logged, for example `info` or `npud=debug,serve=trace`
     #[arg(long, value_name = "FILTER", default_value = "info")]
     pub log: String,
+}
+
+impl Arguments {
+    /// Sets the log up and reads the configuration: how every daemon begins.
+    ///
+    /// # Errors
+    /// Those of [`log::start`] and [`config::load`].
+    pub fn begin<T: DeserializeOwned + Default>(&self, daemon: &str) -> Result<T> {
+        log::start(daemon, &self.log)?;
+        config::load(daemon, self.config.as_deref())
+    }
 }
 
 /// Result of a skeleton operation.

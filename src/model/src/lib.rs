@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! bytes ─ tflite::read ─▶ tensors, nodes ─ check ─▶ Graph
+//! bytes ─ gguf::read ───▶ Header: what a language model is, and what it costs
 //! ```
 //!
 //! A file comes from anywhere, so a reader takes nothing for granted: it returns a [`Graph`] whose every index, shape
@@ -11,6 +12,7 @@
 
 mod check;
 mod error;
+pub mod gguf;
 mod graph;
 pub mod tflite;
 

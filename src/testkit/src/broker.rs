@@ -19,6 +19,8 @@ const ATTEMPTS: usize = 10;
 pub struct BrokerOptions {
     /// Certificates: authority, the broker's own, and its key. Clients need certificates of the authority too.
     pub tls: Option<(PathBuf, PathBuf, PathBuf)>,
+    /// Whether sessions survive [`Broker::shut_down`].
+    pub persistent: bool,
 }
 
 /// A mosquitto.
@@ -67,7 +69,15 @@ impl Broker {
         self.process.take().context("the broker has stopped before")?.kill()
     }
 
-    /// Starts it again on the same port, without memory of what was.
+    /// Asks the broker to stop, as a service manager does.
+    ///
+    /// # Errors
+    /// Where it had stopped before, or ends with an error.
+    pub fn shut_down(&mut self) -> Result<()> {
+        self.process.take().context("the broker has stopped before")?.terminate()
+    }
+
+    /// Starts it again on the same port; without memory of what was, unless it is persistent and was shut down.
     ///
     /// # Errors
     /// Where somebody took the port meanwhile.
@@ -114,6 +124,10 @@ impl Broker {
              log_dest stderr\nlog_type all\n",
             self.port
         );
+        if self.options.persistent {
+            let folder = self.folder.path().display();
+            config = config.replace("persistence false", &format!("persistence true\npersistence_location {folder}/"));
+        }
         if let Some((authority, certificate, key)) = &self.options.tls {
             let (authority, certificate, key) = (authority.display(), certificate.display(), key.display());
             config += &format!("cafile {authority}\ncertfile {certificate}\nkeyfile {key}\nrequire_certificate true\n");

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: measurements, each a program under `tests/benches`. They print numbers and assert nothing.
+//! `cargo xtask bench`: measurements, each a program under `benches` of its package. They print numbers and assert nothing.
 
 use std::process::ExitCode;
 
@@ -35,15 +35,22 @@ pub(crate) fn run(which: Option<Which>) -> Result<ExitCode> {
         need::require(&[BUS, BROKER])?;
     }
     let mut command = step::cargo();
-    command.args(["bench", "--package", "tests"]);
+    command.arg("bench");
     for which in chosen {
-        command.args(["--bench", which.name()]);
+        command.args(["--package", which.package(), "--bench", which.name()]);
     }
     let status = command.status().context("cargo cannot be started")?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 impl Which {
+    fn package(self) -> &'static str {
+        match self {
+            Self::Classify => "healthd",
+            Self::Latency | Self::Throughput | Self::Sim | Self::Plan | Self::Host => "tests",
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Latency => "latency",

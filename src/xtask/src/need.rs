@@ -35,6 +35,8 @@ pub(crate) const STRACE: Need = Need { name: "strace", probe: &["strace", "true"
 /// A file system of a test's own.
 pub(crate) const UNSHARE: Need =
     Need { name: "unshare", probe: &["unshare", "--map-root-user", "--mount", "true"], package: "util-linux" };
+/// Whoever may become another user.
+pub(crate) const ROOT: Need = Need { name: "root", probe: &["sh", "-c", "test $(id -u) = 0"], package: "util-linux" };
 /// What writes and verifies bundles of updates.
 pub(crate) const RAUC: Need = Need { name: "rauc", probe: &["rauc", "--version"], package: "rauc" };
 /// What decides who may do what.

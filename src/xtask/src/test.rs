@@ -11,8 +11,8 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::need::{
-    self, BMAP, BROKER, BUS, BUSCTL, FW_SETENV, MQTT_CLIENTS, Need, OPENSSL, POLKIT, PYTHON, RAUC, SLOTS, SQUASHFS,
-    STRACE, UNSHARE, ZSTD,
+    self, BMAP, BROKER, BUS, BUSCTL, FW_SETENV, MQTT_CLIENTS, Need, OPENSSL, POLKIT, PYTHON, RAUC, ROOT, SLOTS,
+    SQUASHFS, STRACE, UNSHARE, ZSTD,
 };
 use crate::step::{self, Counts};
 use crate::{board, bootloader, check, fuzz, gpu, image, patches, teflon, yocto};
@@ -35,7 +35,9 @@ const NEEDS: &[(&str, &[Need])] = &[
     ("programs", &[BUS, BROKER]),
     ("mqtt", &[BUS, BROKER, MQTT_CLIENTS]),
     ("update", &[BUS, BROKER, MQTT_CLIENTS, RAUC, SQUASHFS, OPENSSL, SLOTS]),
-    ("spool", &[BROKER, MQTT_CLIENTS, UNSHARE]),
+    ("spool", &[BUS, BROKER, MQTT_CLIENTS, UNSHARE]),
+    ("strangers", &[BUS, BUSCTL, ROOT]),
+    ("cairnctl", &[BUS]),
     ("units", &[BUSCTL]),
     ("whole_machine", &[BUS, BROKER, MQTT_CLIENTS, RAUC, SQUASHFS, OPENSSL, SLOTS, FW_SETENV]),
 ];

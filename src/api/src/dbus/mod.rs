@@ -26,7 +26,7 @@ use zbus::OwnedObjectPath;
 pub use blob::{Blob, INLINE_BYTES, seal, unseal};
 pub use proxies::{
     AuthorityProxy, Check, Details, Device1Proxy, Health1Proxy, Incident1Proxy, Inference1Proxy, Job1Proxy,
-    Model1Proxy, ModelStore1Proxy, Models1Proxy, Options, Seen, TensorDescription, Update1Proxy, WireTensor,
+    Model1Proxy, ModelStore1Proxy, Models1Proxy, Options, Running, Seen, TensorDescription, Update1Proxy, WireTensor,
 };
 
 /// Bus name of the daemon that owns the NPU.

@@ -16,6 +16,9 @@ pub type Seen = (String, u32, f64, (f64, f64, f64, f64));
 /// What a model wants or gives: name, datatype, shape, scale, zero point.
 pub type TensorDescription = (String, String, Vec<u64>, f64, i32);
 
+/// What a context is doing: its number, the model, what its jobs are, for how many microseconds.
+pub type Running = (u32, String, String, u64);
+
 /// A check of a self-test: its name, whether it passed, what was seen.
 pub type Check = (String, bool, String);
 
@@ -80,6 +83,9 @@ pub trait Model1 {
     /// The report of planning, JSON.
     #[zbus(property(emits_changed_signal = "const"))]
     fn report(&self) -> zbus::Result<String>;
+    /// Requests that it has answered.
+    #[zbus(property(emits_changed_signal = "false"))]
+    fn answers(&self) -> zbus::Result<u64>;
     /// Operators of the graph.
     #[zbus(property(emits_changed_signal = "const"))]
     fn operators(&self) -> zbus::Result<u32>;
@@ -130,9 +136,19 @@ pub trait Device1 {
     /// What was counted.
     #[zbus(property(emits_changed_signal = "false"))]
     fn counters(&self) -> zbus::Result<HashMap<String, u64>>;
+    /// What runs now.
+    #[zbus(property(emits_changed_signal = "false"))]
+    fn in_flight(&self) -> zbus::Result<Vec<Running>>;
     /// A context was replaced.
     #[zbus(signal)]
-    fn context_replaced(&self, context: u32, model: &str, reason: &str, kernel_line: &str) -> zbus::Result<()>;
+    fn context_replaced(
+        &self,
+        context: u32,
+        model: &str,
+        job: &str,
+        reason: &str,
+        kernel_line: &str,
+    ) -> zbus::Result<()>;
 }
 
 /// Work that takes longer than a method call may.

@@ -23,6 +23,17 @@ const PACKET_OVERHEAD: usize = 1024;
 /// Levels of a topic that brokers take. SOURCE: EMQX `max_topic_levels` is 128, mosquitto `TOPIC_HIERARCHY_LIMIT` 200.
 const TOPIC_LEVELS: usize = 128;
 
+/// How long goodbye to the broker may take.
+// TIMEOUT: a service has 90 s to stop; a broker that does not read must not use them up.
+pub const GOODBYE: Duration = Duration::from_secs(5);
+
+/// Closes the link and lets out what was published before, as far as the broker reads it in time.
+pub async fn goodbye(link: &dyn MqttLink, events: &mut mpsc::Receiver<Event>) {
+    link.close();
+    // The link ends its events when all is out; a broker that does not read ends nothing.
+    let _ = tokio::time::timeout(GOODBYE, async { while events.recv().await.is_some() {} }).await;
+}
+
 /// Something that happened on the link.
 #[derive(Debug)]
 #[non_exhaustive]

@@ -17,7 +17,7 @@ mod spool;
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-pub use link::{Delivery, Event, open};
+pub use link::{Delivery, Event, GOODBYE, goodbye, open};
 pub use settings::{HomeAssistant, Settings, Tls, or_provisioned};
 pub use spool::{Limits, Sender, Spool};
 

@@ -65,11 +65,21 @@ impl Device {
         ])
     }
 
+    #[zbus(property(emits_changed_signal = "false"))]
+    fn in_flight(&self) -> Vec<(u32, String, &'static str, u64)> {
+        let row = |run: engine::InFlight| {
+            let micros = u64::try_from(run.running.as_micros()).unwrap_or(u64::MAX);
+            (count(run.context), run.model, run.job.name(), micros)
+        };
+        self.engine.in_flight().into_iter().map(row).collect()
+    }
+
     #[zbus(signal)]
     async fn context_replaced(
         emitter: &SignalEmitter<'_>,
         context: u32,
         model: &str,
+        job: &str,
         reason: &str,
         kernel_line: &str,
     ) -> zbus::Result<()>;

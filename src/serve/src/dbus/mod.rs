@@ -84,10 +84,11 @@ impl Server {
                 }
             };
             match event {
-                Ok(Event::ContextReplaced { context, model, reason, kernel_line }) => {
+                Ok(Event::ContextReplaced { context, model, job, reason, kernel_line }) => {
                     let context = u32::try_from(context).unwrap_or(u32::MAX);
                     let line = kernel_line.unwrap_or_default();
-                    self.device_signals().map_err(Error::Bus)?.context_replaced(context, &model, &reason, &line).await
+                    let signals = self.device_signals().map_err(Error::Bus)?;
+                    signals.context_replaced(context, &model, job.name(), &reason, &line).await
                 }
                 Ok(Event::ModelLoaded(_) | Event::ModelUnloaded(_)) | Err(RecvError::Lagged(_)) => {
                     self.objects.sync().await

@@ -30,6 +30,11 @@ impl Model {
         &self.info.name
     }
 
+    #[zbus(property(emits_changed_signal = "false"))]
+    fn answers(&self) -> u64 {
+        self.engine.answers(&self.info.name).unwrap_or(0)
+    }
+
     #[zbus(property(emits_changed_signal = "const"))]
     fn version(&self) -> &str {
         &self.info.version

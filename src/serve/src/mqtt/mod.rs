@@ -24,7 +24,7 @@ use api::tensor::Options;
 use api::{ErrorCode, Failure};
 use bytes::Bytes;
 use engine::{Engine, ModelInfo, Pending, TensorInfo};
-use kit::mqtt::{Delivery, Event, LinkError, MqttLink, Publication};
+use kit::mqtt::{Delivery, Event, GOODBYE, LinkError, MqttLink, Publication, goodbye};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::MissedTickBehavior;
@@ -37,10 +37,6 @@ use window::{Key, Seen, Window};
 
 /// Answers whose time counts for the median.
 const LATENCIES: usize = 64;
-/// How long goodbye to the broker may take.
-// TIMEOUT: a service has 90 s to stop; a broker that does not read must not use them up.
-const GOODBYE: Duration = Duration::from_secs(5);
-
 /// How long a reply waits before it is offered to a full link again.
 // TIMEOUT: a link sends its whole queue in less; nothing is lost where it does not.
 const OFFER_AGAIN: Duration = Duration::from_millis(100);
@@ -94,8 +90,7 @@ pub async fn run(
     // What was admitted is still answered, as far as that is soon.
     let _ = tokio::time::timeout(GOODBYE, front.finish_running()).await;
     front.leave();
-    // The link ends its events when all is out; a broker that does not read ends nothing.
-    let _ = tokio::time::timeout(GOODBYE, async { while events.recv().await.is_some() {} }).await;
+    goodbye(&*front.link, &mut events).await;
     Ok(())
 }
 
@@ -196,7 +191,6 @@ impl FrontEnd {
 
     fn leave(&self) {
         self.publish_retained(self.topics.state(), OFFLINE.into());
-        self.link.close();
     }
 
     /// Tells subscribers which models there are, and takes the fleet's requests for them.
