@@ -6,6 +6,7 @@
 //! ```
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -128,22 +129,22 @@ fn programs() -> Result<PathBuf> {
     let key = archive::key(&(texts?, LIST, FILES, HAS, chroot::key()));
     archive::once(&need::cache()?.join("mesa").join(format!("arm64-{key}")), |folder| {
         let mesa = mesa::parts(PARTS)?;
-        // The headers of the Debian; its libdrm and Vulkan are newer than this machine's.
+        let include = folder.join("include");
+        fs::create_dir_all(&include)?;
+        symlink(mesa.join("include/drm-uapi"), include.join("drm"))?;
+        // The Debian's, of which this machine may have none, or older ones.
         let headers = chroot::root()?.join("usr/include");
-        succeed(shim(&mesa, &headers).arg("-o").arg(folder.join("shim.so")))?;
-        let device = folder.join("include");
-        fs::create_dir_all(&device)?;
-        std::os::unix::fs::symlink(mesa.join("include/drm-uapi"), device.join("drm"))?;
+        for name in ["libdrm", "vk_video", "vulkan", "xf86drm.h"] {
+            symlink(headers.join(name), include.join(name))?;
+        }
+        succeed(shim(&mesa, &include).arg("-o").arg(folder.join("shim.so")))?;
         let mut panthor = Command::new(CC);
-        panthor.args(["-O1", "-w", "-shared", "-fPIC", "-I"]).arg(&device).arg("-I").arg(headers.join("libdrm"));
+        panthor.args(["-O1", "-w", "-shared", "-fPIC", "-I"]).arg(&include).arg("-I").arg(include.join("libdrm"));
         panthor.args(["panthor.c", "stream.c"].map(|name| sources.join(name)));
         succeed(panthor.arg("-o").arg(folder.join("panthor.so")))?;
         let libraries = root()?.join("usr/lib/aarch64-linux-gnu");
-        for name in ["vulkan", "vk_video"] {
-            std::os::unix::fs::symlink(headers.join(name), device.join(name))?;
-        }
         let mut shader = Command::new(CC);
-        shader.args(["-O1", "-Wall", "-I"]).arg(&device).arg(sources.join("shader.c"));
+        shader.args(["-O1", "-Wall", "-I"]).arg(&include).arg(sources.join("shader.c"));
         shader.arg(libraries.join("libvulkan.so.1")).arg("-Wl,--allow-shlib-undefined");
         succeed(shader.arg("-o").arg(folder.join("shader")))?;
         let driver = libraries.join("libvulkan_panfrost.so");
@@ -156,14 +157,14 @@ fn programs() -> Result<PathBuf> {
 }
 
 /// The compiler's command for Mesa's drm-shim.
-fn shim(mesa: &Path, headers: &Path) -> Command {
+fn shim(mesa: &Path, include: &Path) -> Command {
     let mut command = Command::new(CC);
     command.args(["-O1", "-w", "-shared", "-fPIC", "-D_GNU_SOURCE", "-DUSE_GCC_ATOMIC_BUILTINS"]);
     command.arg("-DPACKAGE_VERSION=\"25.0.7\"").args(HAS.iter().map(|name| format!("-DHAVE_{name}")));
     for folder in ["include", "src", "src/util", "src/drm-shim"] {
         command.arg("-I").arg(mesa.join(folder));
     }
-    command.arg("-I").arg(headers.join("libdrm")).arg("-I").arg(mesa.join("include/drm-uapi"));
+    command.arg("-I").arg(include).arg("-I").arg(include.join("libdrm"));
     command.args(FILES.iter().map(|file| mesa.join(file)));
     command
 }

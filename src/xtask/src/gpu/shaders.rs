@@ -260,7 +260,7 @@ fn constants(tile: &Tile, rest: &[u32]) -> String {
 /// Reads what the compiler of 25.0.7 prints for its own developers.
 fn built(run: &Run) -> Result<Figures> {
     let line = run.text.lines().rfind(|line| line.contains("MESA_SHADER_COMPUTE shader: "));
-    let line = line.with_context(|| format!("no statistics: {}", run.text))?;
+    let line = line.with_context(|| format!("no statistics, status {:?}: {}", run.status, run.text))?;
     let number = |unit: &str| {
         let words: Vec<&str> = line.split([' ', ',']).filter(|word| !word.is_empty()).collect();
         let at = words.iter().position(|word| *word == unit)?;
@@ -281,13 +281,13 @@ fn built(run: &Run) -> Result<Figures> {
 /// Reads Vulkan's statistics, and the scratch from what was mapped when the command buffer was ended.
 fn shipped(run: &Run) -> Result<Figures> {
     let line = run.text.lines().find(|line| line.starts_with("compiled "));
-    let line = line.with_context(|| format!("no statistics: {}", run.text))?;
+    let line = line.with_context(|| format!("no statistics, status {:?}: {}", run.status, run.text))?;
     let statistics: BTreeMap<&str, &str> = line.split(" [").filter_map(|part| part.split_once("]=")).collect();
     let field = |name: &str| statistics.get(name).copied().with_context(|| format!("no {name} in `{line}`"));
     let (before, after) = (run.report.live_at("dispatched"), run.report.live_at("ended"));
     let ([before], [after]) = (before.as_slice(), after.as_slice()) else { anyhow::bail!("no marks: {}", run.text) };
     Ok(Figures {
-        scratch: Scratch::AtMost(power_below((after - before) / SLOTS)),
+        scratch: Scratch::AtMost(stack((after - before) / SLOTS)),
         spills: field("Spills")?.parse()?,
         fills: field("Fills")?.parse()?,
         instructions: field("Instructions")?.parse()?,
@@ -295,19 +295,21 @@ fn shipped(run: &Run) -> Result<Figures> {
     })
 }
 
-/// Mappings are whole pages and slabs, so what each thread gets is the power of two below.
-fn power_below(bytes: u64) -> u64 {
-    bytes.checked_ilog2().map_or(0, |power| 1 << power)
+/// The size of a thread's stack where so much was mapped for it: a power of two, of which slabs map more, or nothing.
+///
+/// SOURCE: Mesa 25.0.7, src/panfrost/lib/pan_scratch.c: the smallest stack is 16 bytes.
+fn stack(bytes: u64) -> u64 {
+    bytes.checked_ilog2().filter(|power| *power >= 4).map_or(0, |power| 1 << power)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::log::Report;
-    use super::{Figures, Run, SLOTS, Scratch, built, power_below, shipped};
+    use super::{Figures, Run, SLOTS, Scratch, built, shipped, stack};
 
     #[test]
-    fn the_power_below_is_what_a_thread_gets() {
-        assert_eq!([0, 1, 63, 64, 65].map(power_below), [0, 1, 32, 64, 64]);
+    fn a_stack_is_a_power_of_two_or_nothing() {
+        assert_eq!([0, 3, 15, 16, 63, 64, 65].map(stack), [0, 0, 0, 16, 32, 64, 64]);
     }
 
     #[test]
