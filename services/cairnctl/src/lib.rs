@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod annotate;
+mod chat;
 pub mod flash;
 mod health;
 mod infer;
@@ -41,7 +42,9 @@ pub struct Arguments {
 enum Command {
     /// Show a picture to a model and print what it sees
     Infer(infer::Infer),
-    /// List the loaded models
+    /// Ask a language model, and print its answer while it grows
+    Chat(chat::Chat),
+    /// List the models
     Models,
     /// Load or unload a model
     #[command(subcommand)]
@@ -94,6 +97,7 @@ pub async fn run(arguments: Arguments, out: &mut impl Write) -> Result<()> {
     let connection = bus.build().await.context("connect to the bus")?;
     match arguments.command {
         Command::Infer(infer) => infer::run(&connection, &infer, &mut printer).await,
+        Command::Chat(chat) => chat::run(&connection, &chat, &mut printer).await,
         Command::Models => models::list(&connection, &mut printer).await,
         Command::Model(change) => models::change(&connection, &change, &mut printer).await,
         Command::Provision(command) => provision::run(&command, &mut printer),

@@ -6,7 +6,10 @@ use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
-use api::dbus::{Job1Proxy, Model1Proxy, ModelStore1Proxy, Models1Proxy, Options, UPDATE_NAME};
+use api::dbus::{
+    GPU_NAME, GPU_ROOT, Job1Proxy, LanguageModel1Proxy, Model1Proxy, ModelStore1Proxy, Models1Proxy, Options,
+    UPDATE_NAME,
+};
 use futures_util::StreamExt as _;
 use serde::Serialize;
 use zbus::Connection;
@@ -51,10 +54,83 @@ struct Model {
 
 pub(crate) async fn list<W: Write>(connection: &Connection, printer: &mut Printer<'_, W>) -> Result<()> {
     let mut models = Vec::new();
-    for proxy in model_proxies(connection).await? {
-        models.push(describe(&proxy).await?);
+    let npu = model_proxies(connection).await;
+    let languages = languages(connection).await;
+    // One daemon is enough.
+    if let (Err(error), Err(_)) = (&npu, &languages) {
+        bail!("{error:#}");
     }
-    printer.print(&models, |models| models.iter().map(text).collect())
+    for proxy in npu.unwrap_or_default() {
+        models.push(Listed::Npu(describe(&proxy).await?));
+    }
+    models.extend(languages.unwrap_or_default().into_iter().map(Listed::Language));
+    printer.print(&models, |models| models.iter().map(Listed::text).collect())
+}
+
+/// A model of either daemon.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Listed {
+    Npu(Model),
+    Language(Language),
+}
+
+/// A language model.
+#[derive(Debug, Serialize)]
+struct Language {
+    name: String,
+    task: &'static str,
+    architecture: String,
+    quantization: String,
+    parameters: u64,
+    state: String,
+    placement: String,
+    memory_bytes: u64,
+    reason: String,
+}
+
+impl Listed {
+    fn text(&self) -> String {
+        match self {
+            Self::Npu(model) => text(model),
+            Self::Language(model) => model.text(),
+        }
+    }
+}
+
+impl Language {
+    fn text(&self) -> String {
+        let Self { name, architecture, quantization, parameters, state, placement, memory_bytes, reason, .. } = self;
+        let (millions, mib) = (parameters / 1_000_000, *memory_bytes as f64 / 1_048_576.0);
+        let mut text = format!("{name:16} {quantization:8} chat      {architecture}, {millions} M parameters, {state}");
+        if !placement.is_empty() {
+            write!(text, ", {placement}, {mib:.1} MiB").expect("a string takes everything");
+        }
+        if !reason.is_empty() {
+            write!(text, " ({reason})").expect("a string takes everything");
+        }
+        text + "\n"
+    }
+}
+
+async fn languages(connection: &Connection) -> Result<Vec<Language>> {
+    let manager = Models1Proxy::builder(connection).destination(GPU_NAME).path(GPU_ROOT).build().await?;
+    let mut models = Vec::new();
+    for path in manager.list_models(Default::default()).await.context("list the language models")? {
+        let model = LanguageModel1Proxy::new(connection, path).await?;
+        models.push(Language {
+            name: model.name().await?,
+            task: "chat",
+            architecture: model.architecture().await?,
+            quantization: model.quantization().await?,
+            parameters: model.parameters().await?,
+            state: model.state().await?,
+            placement: model.placement().await?,
+            memory_bytes: model.memory_bytes().await?,
+            reason: model.reason().await?,
+        });
+    }
+    Ok(models)
 }
 
 pub(crate) async fn change<W: Write>(

@@ -18,6 +18,8 @@ pub const MODEL_LOADED: &str = "5f0c8d6b3c5f4f4fb0a4c2f6a7f3e9d2";
 pub const CONTEXT_REPLACED: &str = "9b3f0f6e2f7a4c0f8a51c6d0b2e4f7a3";
 /// The broker cannot be reached.
 pub const BROKER_LOST: &str = "1e7d2a9c4b8f4d3ea6f05b7c8d9e0fa4";
+/// The server of a language model ended by itself.
+pub const SERVER_LOST: &str = "6b1d8e4fa2c94d0f8f7a35e0c9d2b416";
 
 /// The update daemon serves.
 pub const UPDATES_SERVED: &str = "4f6d1c0e8a5b4b0d9c3e2f7a1b6d5e48";

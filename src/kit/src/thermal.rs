@@ -1,10 +1,23 @@
-//! Heat: from a thermal zone of the kernel to a level, with hysteresis.
+//! Heat: from a thermal zone of the kernel to a level, with hysteresis; and whom a daemon asks for it.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use api::dbus::Health1Proxy;
 use serde::Deserialize;
+use tokio::time::Interval;
+use zbus::Connection;
+
+/// Where the kernel shows thermal zones.
+const ZONES: &str = "/sys/class/thermal";
+/// How often the level is looked at.
+// TIMEOUT: silicon under load heats by a few degrees in a second; the marks are 10 degrees apart.
+const PERIOD: Duration = Duration::from_secs(1);
+/// How long the health daemon may take.
+// TIMEOUT: it answers in a millisecond; one that hangs is no better than one that is away.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How hot the machine is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,6 +81,51 @@ impl Marks {
             return Level::Throttled;
         }
         Level::Normal
+    }
+}
+
+/// Follows the level: as the health daemon says where there is one, else by a zone of its own.
+#[derive(Debug)]
+pub struct Follower {
+    marks: Marks,
+    zone: Option<PathBuf>,
+    health: Health1Proxy<'static>,
+    level: Level,
+    tick: Interval,
+}
+
+impl Follower {
+    /// Looks for the zone of `marks`, and for the health daemon whenever it is asked.
+    ///
+    /// # Errors
+    /// Where the bus refuses.
+    pub async fn new(marks: &Marks, bus: &Connection) -> zbus::Result<Self> {
+        // Without a cache: a daemon that went away must not be believed for ever.
+        let health = Health1Proxy::builder(bus).cache_properties(zbus::proxy::CacheProperties::No).build().await?;
+        let zone = find_zone(Path::new(ZONES), &marks.zone);
+        Ok(Self { marks: marks.clone(), zone, health, level: Level::Normal, tick: tokio::time::interval(PERIOD) })
+    }
+
+    /// Whether the machine has the zone.
+    pub fn has_zone(&self) -> bool {
+        self.zone.is_some()
+    }
+
+    /// The level, once a second, and whether the health daemon said it. Where nobody knows it is normal: what nobody can
+    /// confirm must not refuse requests for ever.
+    ///
+    /// # Errors
+    /// Where the zone cannot be read now; the level stays.
+    pub async fn next(&mut self) -> io::Result<(Level, bool)> {
+        self.tick.tick().await;
+        let told = tokio::time::timeout(PATIENCE, self.health.thermal_level()).await;
+        let told = told.ok().and_then(Result::ok).and_then(|name| Level::parse(&name));
+        self.level = match (told, &self.zone) {
+            (Some(level), _) => level,
+            (None, Some(zone)) => self.marks.next_level(self.level, read_celsius(zone)?),
+            (None, None) => Level::Normal,
+        };
+        Ok((self.level, told.is_some()))
     }
 }
 

@@ -18,6 +18,7 @@ mod image;
 mod kbuild;
 mod kernel;
 mod kmod;
+mod llama;
 mod need;
 mod overlays;
 mod patches;
@@ -82,6 +83,12 @@ enum Command {
     },
     /// Runs Mesa's own driver for the NPU, as Debian ships it for the boards, on the simulator.
     Teflon,
+    /// llama.cpp's server and a small model, for gpud.
+    Llama {
+        /// What to do.
+        #[command(subcommand)]
+        action: llama::Action,
+    },
     /// Applies, checks and compiles the kernel patches.
     Patches,
     /// Mesa's driver of the GPU, stock and patched, without a GPU.
@@ -129,6 +136,7 @@ fn main() -> ExitCode {
         }
         Command::Shim { command } => shim::run(&command),
         Command::Teflon => teflon::run(),
+        Command::Llama { action } => llama::run(action),
         Command::Patches => patches::run(),
         Command::Gpu { action } => gpu::run(&action),
         Command::Bootloader => bootloader::run(),

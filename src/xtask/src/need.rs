@@ -84,6 +84,15 @@ pub(crate) const QEMU_USER: Need =
     Need { name: "qemu-aarch64-static", probe: &["qemu-aarch64-static", "--version"], package: "qemu-user-static" };
 /// What builds kernel modules.
 pub(crate) const MAKE: Need = Need { name: "make", probe: &["make", "--version"], package: "make" };
+/// What configures and drives builds of C++.
+pub(crate) const CMAKE: Need = Need { name: "cmake", probe: &["cmake", "--version"], package: "cmake" };
+/// Applies patches.
+pub(crate) const PATCH: Need = Need { name: "patch", probe: &["patch", "--version"], package: "patch" };
+/// Compiles shaders.
+pub(crate) const GLSLC: Need = Need { name: "glslc", probe: &["glslc", "--version"], package: "glslc" };
+/// Headers of Vulkan.
+pub(crate) const VULKAN: Need =
+    Need { name: "Vulkan's headers", probe: &["pkg-config", "vulkan"], package: "libvulkan-dev" };
 /// What the kernel's style check is written in.
 pub(crate) const PERL: Need =
     Need { name: "perl", probe: &["perl", "-MEncode", "-MTerm::ANSIColor", "-e", "1"], package: "perl" };

@@ -8,6 +8,11 @@
 //! /org/cairn/Npu1/model/<name>    org.cairn.Model1, org.cairn.Inference1
 //! /org/cairn/Npu1/job/<number>    org.cairn.Job1
 //!
+//! /org/cairn/Gpu1                 org.cairn.Models1, org.freedesktop.DBus.ObjectManager
+//! /org/cairn/Gpu1/device/gpu0     org.cairn.Device1
+//! /org/cairn/Gpu1/model/<name>    org.cairn.LanguageModel1, org.cairn.TextGeneration1
+//! /org/cairn/Gpu1/job/<number>    org.cairn.Job1
+//!
 //! /org/cairn/Health1                     org.cairn.Health1, org.freedesktop.DBus.ObjectManager
 //! /org/cairn/Health1/incident/<number>   org.cairn.Incident1
 //! /org/cairn/Health1/job/<number>        org.cairn.Job1
@@ -26,7 +31,8 @@ use zbus::OwnedObjectPath;
 pub use blob::{Blob, INLINE_BYTES, seal, unseal};
 pub use proxies::{
     AuthorityProxy, Check, Details, Device1Proxy, Health1Proxy, Incident1Proxy, Inference1Proxy, Job1Proxy,
-    Model1Proxy, ModelStore1Proxy, Models1Proxy, Options, Running, Seen, TensorDescription, Update1Proxy, WireTensor,
+    LanguageModel1Proxy, Model1Proxy, ModelStore1Proxy, Models1Proxy, Options, Running, Seen, TensorDescription,
+    TextGeneration1Proxy, Update1Proxy, WireTensor,
 };
 
 /// Bus name of the daemon that owns the NPU.
@@ -37,6 +43,15 @@ pub const NPU_ROOT: &str = "/org/cairn/Npu1";
 pub const NPU_DEVICE: &str = "/org/cairn/Npu1/device/npu0";
 /// Polkit action of `LoadModel` and `UnloadModel`.
 pub const MANAGE_MODELS: &str = "org.cairn.npu1.manage-models";
+
+/// Bus name of the daemon that owns the GPU.
+pub const GPU_NAME: &str = "org.cairn.Gpu1";
+/// Its root object.
+pub const GPU_ROOT: &str = "/org/cairn/Gpu1";
+/// Its device.
+pub const GPU_DEVICE: &str = "/org/cairn/Gpu1/device/gpu0";
+/// Polkit action of `LoadModel` and `UnloadModel` on the GPU.
+pub const MANAGE_LANGUAGE_MODELS: &str = "org.cairn.gpu1.manage-models";
 
 /// Bus name of the daemon that watches the machine's health.
 pub const HEALTH_NAME: &str = "org.cairn.Health1";
@@ -66,15 +81,26 @@ pub const CONTRACTS: &[(&str, &str)] = &[
     ("org.cairn.Incident1", include_str!("../../dbus/org.cairn.Incident1.xml")),
     ("org.cairn.Inference1", include_str!("../../dbus/org.cairn.Inference1.xml")),
     ("org.cairn.Job1", include_str!("../../dbus/org.cairn.Job1.xml")),
+    ("org.cairn.LanguageModel1", include_str!("../../dbus/org.cairn.LanguageModel1.xml")),
     ("org.cairn.ModelStore1", include_str!("../../dbus/org.cairn.ModelStore1.xml")),
     ("org.cairn.Model1", include_str!("../../dbus/org.cairn.Model1.xml")),
     ("org.cairn.Models1", include_str!("../../dbus/org.cairn.Models1.xml")),
+    ("org.cairn.TextGeneration1", include_str!("../../dbus/org.cairn.TextGeneration1.xml")),
     ("org.cairn.Update1", include_str!("../../dbus/org.cairn.Update1.xml")),
 ];
 
-/// The object of a model. Bytes that a path element may not have become `_` and two hexadecimal digits.
+/// The object of a model on the NPU. Bytes that a path element may not have become `_` and two hexadecimal digits.
 pub fn model_path(name: &str) -> OwnedObjectPath {
-    let mut path = format!("{NPU_ROOT}/model/");
+    named_path(NPU_ROOT, name)
+}
+
+/// The object of a language model, named as [`model_path`] names.
+pub fn language_model_path(name: &str) -> OwnedObjectPath {
+    named_path(GPU_ROOT, name)
+}
+
+fn named_path(root: &str, name: &str) -> OwnedObjectPath {
+    let mut path = format!("{root}/model/");
     for byte in name.bytes() {
         if byte.is_ascii_alphanumeric() {
             path.push(byte.into());

@@ -179,6 +179,55 @@ pub trait Job1 {
     fn completed(&self, state: &str) -> zbus::Result<()>;
 }
 
+/// Text by one language model.
+#[zbus::proxy(interface = "org.cairn.TextGeneration1", default_service = "org.cairn.Gpu1", assume_defaults = false)]
+pub trait TextGeneration1 {
+    /// Answers a chat. Returns the job, and the pipe that gives the answer.
+    fn generate(
+        &self,
+        messages: &[(&str, &str)],
+        options: Options<'_>,
+    ) -> zbus::Result<(OwnedObjectPath, zbus::wire::OwnedFd)>;
+}
+
+/// A language model.
+#[zbus::proxy(interface = "org.cairn.LanguageModel1", default_service = "org.cairn.Gpu1", assume_defaults = false)]
+pub trait LanguageModel1 {
+    /// By which it is asked.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn name(&self) -> zbus::Result<String>;
+    /// llama.cpp's name of the architecture.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn architecture(&self) -> zbus::Result<String>;
+    /// Element type of most weights.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn quantization(&self) -> zbus::Result<String>;
+    /// Weights.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn parameters(&self) -> zbus::Result<u64>;
+    /// Bytes of the file.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn file_bytes(&self) -> zbus::Result<u64>;
+    /// Why the GPU is not used.
+    #[zbus(property(emits_changed_signal = "const"))]
+    fn warning(&self) -> zbus::Result<String>;
+    /// Whether it is in memory.
+    #[zbus(property)]
+    fn state(&self) -> zbus::Result<String>;
+    /// Where it computes.
+    #[zbus(property)]
+    fn placement(&self) -> zbus::Result<String>;
+    /// Tokens of the context, and tokens that are read at once.
+    #[zbus(property)]
+    fn context(&self) -> zbus::Result<(u64, u64)>;
+    /// What it needs by estimate.
+    #[zbus(property)]
+    fn memory_bytes(&self) -> zbus::Result<u64>;
+    /// Why less is used than could be, or why its server was lost.
+    #[zbus(property)]
+    fn reason(&self) -> zbus::Result<String>;
+}
+
 /// How the machine is.
 #[zbus::proxy(
     interface = "org.cairn.Health1",

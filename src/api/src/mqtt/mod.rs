@@ -8,6 +8,9 @@
 //! cairn/<device>/models/<model>/update      where its update stands, JSON, retained
 //! cairn/<device>/infer/<model>/request      a request to this device
 //! cairn/pool/infer/<model>/request          a request to whichever device of the fleet is free
+//! cairn/<device>/llm/state                  online | offline, retained; offline is the last will
+//! cairn/<device>/llm/<model>/meta           what a language model is, JSON, retained; empty when it is gone
+//! cairn/<device>/llm/<model>/request        a chat, JSON; answered by several replies
 //! cairn/<device>/health/state               online | offline, retained; offline is the last will
 //! cairn/<device>/health/summary             how the machine is, JSON, retained
 //! cairn/<device>/health/incident            something that went wrong, JSON; `id` tells a repetition
@@ -18,6 +21,7 @@
 //! homeassistant/device/<id>/config          Home Assistant's device discovery, retained
 //! homeassistant/device/<id>_health/config   that of the health sensors of the same device
 //! homeassistant/device/<id>_update/config   that of its update entity
+//! homeassistant/device/<id>_llm/config      that of its language models
 //! ```
 //!
 //! A request is a picture (`image/jpeg`, `image/png`), a JSON object as in the Open Inference Protocol
@@ -26,6 +30,7 @@
 //! 3.1.1 have neither: they send JSON with the members `reply_to` and `id`, and a picture as base64 in `picture`.
 //! Every error is a reply: `{"id": …, "error": {"code": …, "message": …}}`.
 
+mod chat;
 mod frame;
 mod health;
 mod home_assistant;
@@ -38,6 +43,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{Failure, Result};
 
+pub use chat::{ChatModelMeta, ChatReply, chat_envelope, decode_chat, llm_discovery};
 pub use frame::{Envelope, Form, Frame, FrameBody, decode_request, envelope};
 pub use health::{HealthIncident, HealthSummary};
 pub use home_assistant::{discovery, health_discovery};
