@@ -87,6 +87,21 @@ async fn a_server_that_is_killed_costs_one_answer_with_the_reason() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs llama-server: cargo xtask llama test"]
+async fn a_gpu_without_memory_is_asked_for_less_and_then_left_alone() {
+    for (lasts, placement, ubatch, lost) in [(64, "Vulkan0 + CPU", 64, 3), (0, "CPU", 512, 5)] {
+        let stand = Stand::with_gpu(lasts).await;
+        // The first request is answered all the same.
+        assert!(!stand.generate(QUESTIONS[0].0, 4).await.unwrap().is_empty());
+        let model = stand.model().await;
+        assert_eq!((model.placement().await.unwrap().as_str(), model.context().await.unwrap().1), (placement, ubatch));
+        let reason = model.reason().await.unwrap();
+        assert!(reason.contains("memory is used up") && reason.contains("ErrorOutOfDeviceMemory"), "{reason}");
+        assert_eq!(stand.device().await.counters().await.unwrap()["servers-lost"], lost);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs llama-server: cargo xtask llama test"]
 async fn a_client_that_never_reads_blocks_nobody_and_is_told() {
     let stand = Stand::start("stream-buffer-bytes = 64\n").await;
     let (job, pipe) = stand.begin(STORY, 4000, &[("deadline-ms", Variant::U64(600_000))]).await.unwrap();

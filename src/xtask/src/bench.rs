@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 
+use crate::llama;
 use crate::need::{self, BROKER, BUS};
 use crate::step;
 
@@ -23,6 +24,8 @@ pub(crate) enum Which {
     Plan,
     /// What the NPU library costs the host.
     Host,
+    /// What gpud adds to llama-server; only where it is named.
+    Llm,
 }
 
 /// Runs one measurement, or all.
@@ -30,7 +33,10 @@ pub(crate) enum Which {
 /// # Errors
 /// A program that is missing and cannot be installed.
 pub(crate) fn run(which: Option<Which>) -> Result<ExitCode> {
-    let chosen = which.as_ref().map_or(Which::value_variants(), std::slice::from_ref);
+    // Building llama-server takes minutes.
+    let all: Vec<Which> =
+        Which::value_variants().iter().copied().filter(|which| !matches!(which, Which::Llm)).collect();
+    let chosen = which.as_ref().map_or(&all[..], std::slice::from_ref);
     if chosen.iter().any(|which| matches!(which, Which::Latency | Which::Throughput)) {
         need::require(&[BUS, BROKER])?;
     }
@@ -38,6 +44,10 @@ pub(crate) fn run(which: Option<Which>) -> Result<ExitCode> {
     command.arg("bench");
     for which in chosen {
         command.args(["--package", which.package(), "--bench", which.name()]);
+    }
+    if matches!(which, Some(Which::Llm)) {
+        need::require(&llama::NEEDS)?;
+        command = llama::with_server(command)?;
     }
     let status = command.status().context("cargo cannot be started")?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -47,6 +57,7 @@ impl Which {
     fn package(self) -> &'static str {
         match self {
             Self::Classify => "healthd",
+            Self::Llm => "gpud",
             Self::Latency | Self::Throughput | Self::Sim | Self::Plan | Self::Host => "tests",
         }
     }
@@ -58,6 +69,7 @@ impl Which {
             Self::Classify => "classify",
             Self::Sim => "sim",
             Self::Plan => "plan",
+            Self::Llm => "llm",
             Self::Host => "host",
         }
     }

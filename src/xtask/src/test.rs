@@ -15,7 +15,7 @@ use crate::need::{
     SQUASHFS, STRACE, UNSHARE, ZSTD,
 };
 use crate::step::{self, Counts};
-use crate::{board, bootloader, check, fuzz, gpu, image, patches, teflon, yocto};
+use crate::{board, bootloader, check, fuzz, gpu, image, llama, patches, teflon, yocto};
 
 /// TIMEOUT: each part of a cold run stays under 15 minutes on two cores; twice that.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -50,6 +50,7 @@ pub(crate) fn run(quick: bool) -> ExitCode {
     part(&mut counts, documentation);
     part(&mut counts, crates);
     part(&mut counts, |counts| across_crates(&missing, counts));
+    part(&mut counts, |counts| language_models(&missing, counts));
     part(&mut counts, bootloader::test);
     part(&mut counts, patches::test);
     part(&mut counts, gpu::test);
@@ -77,10 +78,20 @@ fn mesas_driver(missing: &[Need], counts: &mut Counts) -> Result<()> {
     }
 }
 
+fn language_models(missing: &[Need], counts: &mut Counts) -> Result<()> {
+    match missing.iter().find(|need| llama::NEEDS.contains(need)) {
+        None => llama::test(counts),
+        Some(need) => {
+            counts.skip("gpud with llama.cpp", &format!("needs {}", need.name));
+            Ok(())
+        }
+    }
+}
+
 /// Everything that the tests need, each once.
 fn all_needs() -> Vec<Need> {
     let mut all: Vec<Need> = Vec::new();
-    for need in NEEDS.iter().flat_map(|(_, needs)| *needs).chain(&teflon::NEEDS) {
+    for need in NEEDS.iter().flat_map(|(_, needs)| *needs).chain(&teflon::NEEDS).chain(&llama::NEEDS) {
         if !all.contains(need) {
             all.push(*need);
         }

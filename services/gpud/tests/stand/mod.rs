@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -118,6 +119,11 @@ impl Alone {
         Self { url, _process: process }
     }
 
+    #[allow(dead_code, reason = "the measurement asks over HTTP itself")]
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
     pub(crate) async fn ask(&self, question: &str, tokens: u32) -> String {
         text_of(&post_json(format!("{}/v1/chat/completions", self.url), chat(question, tokens)).await.1)
     }
@@ -136,9 +142,23 @@ pub(crate) struct Stand {
 impl Stand {
     /// A daemon with more settings, which are the first lines of its configuration.
     pub(crate) async fn start(more: &str) -> Self {
+        Self::with_server(tempfile::tempdir().unwrap(), &server(), more).await
+    }
+
+    /// As [`Stand::start`], where the machine has a GPU whose memory lasts for `ubatch` tokens at once: the real server
+    /// behind a script that lists the GPU, and ends as the server does when the driver refuses memory.
+    pub(crate) async fn with_gpu(ubatch: u64) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("llama-server");
+        let text = include_str!("gpu.sh").replace("@SERVER@", &server().display().to_string());
+        std::fs::write(&script, text.replace("@UBATCH@", &ubatch.to_string())).unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        Self::with_server(folder, &script, "").await
+    }
+
+    async fn with_server(folder: TempDir, server: &Path, more: &str) -> Self {
         let policy = workspace().join("services/gpud/dist/org.cairn.Gpu1.conf");
         let broker = Broker::start(BrokerOptions::default()).unwrap();
-        let folder = tempfile::tempdir().unwrap();
         let stubs = folder.path().join("stubs.conf");
         std::fs::write(&stubs, STUBS).unwrap();
         let bus = Bus::with_policies(&[&policy, &stubs], &["gpud"], &["cairn-infer"]).unwrap();
@@ -149,7 +169,7 @@ impl Stand {
         let config = format!(
             "{more}device-name = \"d\"\nserver = {:?}\nmodels = [{models:?}]\nruntime = {:?}\ncontext = 2048\nthreads = 1\n\
              bus = {{ address = {:?} }}\n[http]\nlisten = \"127.0.0.1:{port}\"\n[mqtt]\nurl = {:?}\n",
-            server(),
+            server,
             folder.path().join("run"),
             bus.address(),
             broker.url()
@@ -168,6 +188,11 @@ impl Stand {
             })
             .await;
         stand
+    }
+
+    #[allow(dead_code, reason = "the measurement asks over HTTP itself")]
+    pub(crate) fn url(&self) -> &str {
+        &self.url
     }
 
     fn log(&self) -> String {
@@ -352,6 +377,13 @@ impl Stand {
             }
         }
         compared.into_iter().collect()
+    }
+}
+
+impl Drop for Stand {
+    /// A daemon that is asked to stop takes its servers with it.
+    fn drop(&mut self) {
+        let _ = self.daemon.lock().unwrap().terminate();
     }
 }
 
