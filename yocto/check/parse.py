@@ -20,7 +20,7 @@ MACHINES = {
     "turing-rk1": ("rk3588-turing-rk1.dtb", "turing-rk1-rk3588_defconfig", "115200;ttyS9"),
     "cairn-qemuarm64": (None, "qemu_arm64_defconfig", "115200;ttyAMA0"),
 }
-SERVICES = ["cairn-npud", "cairn-healthd", "cairn-otad", "cairn-provision", "cairn-ctl", "cairn-models"]
+SERVICES = ["cairn-npud", "cairn-gpud", "cairn-healthd", "cairn-otad", "cairn-provision", "cairn-ctl", "cairn-models"]
 
 
 class Layer:
@@ -101,6 +101,10 @@ def expect(layer, machine):
     yield f"Mesa has panvk and Teflon on boards only {sorted(mesa)}", (wanted <= mesa) if board else not (wanted & mesa)
     patches = [entry for entry in layer.words("mesa", "SRC_URI") if entry.endswith(".patch")]
     yield "Mesa has the series, in its order", patches == (series("mesa-patches/26.0") if board else [])
+    patches = [entry for entry in layer.words("llama-server", "SRC_URI") if entry.endswith(".patch")]
+    yield "llama.cpp has the series, in its order", patches == series("mesa-patches/llama.cpp") and bool(patches)
+    yield "llama.cpp uses the GPU on boards only", board == ("vulkan" in layer.words("llama-server", "PACKAGECONFIG"))
+    yield "gpud comes with its server", "llama-server" in layer.words("cairn-services", "RDEPENDS:cairn-gpud")
     yield "the GPU's firmware is in the image", board == ("linux-firmware-mali-csffw-arch108" in layer.words("cairn-image", "IMAGE_INSTALL"))
     yield "a bundle is for this machine", bundle.getVar("RAUC_BUNDLE_COMPATIBLE") == f"cairn-{machine}"
     yield "a bundle has the system's version", bundle.getVar("RAUC_BUNDLE_VERSION") == image.getVar("DISTRO_VERSION")

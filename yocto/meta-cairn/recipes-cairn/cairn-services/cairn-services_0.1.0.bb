@@ -21,7 +21,7 @@ inherit cargo systemd useradd
 
 # Without the simulator: it is a feature that nobody asks for here.
 CARGO_BUILD_FLAGS += "${@' '.join('--package ' + name for name in d.getVar('CAIRN_PROGRAMS').split())}"
-CAIRN_PROGRAMS = "npud healthd otad cairn-provision cairnctl"
+CAIRN_PROGRAMS = "npud gpud healthd otad cairn-provision cairnctl"
 
 CAIRN_TABLE = "${CAIRN_TOP}/yocto/meta-cairn/recipes-cairn/cairn-services/install.tsv"
 
@@ -61,19 +61,23 @@ do_install () {
 }
 do_install[file-checksums] += "${CAIRN_TABLE}:True"
 
-PACKAGES = "cairn-npud cairn-healthd cairn-otad cairn-provision cairn-ctl cairn-models ${PN}-dbg"
-SYSTEMD_PACKAGES = "cairn-npud cairn-healthd cairn-otad cairn-provision"
+PACKAGES = "cairn-npud cairn-gpud cairn-healthd cairn-otad cairn-provision cairn-ctl cairn-models ${PN}-dbg"
+SYSTEMD_PACKAGES = "cairn-npud cairn-gpud cairn-healthd cairn-otad cairn-provision"
 SYSTEMD_AUTO_ENABLE = "enable"
 RDEPENDS:cairn-npud = "dbus"
+RDEPENDS:cairn-gpud = "dbus llama-server"
 RDEPENDS:cairn-healthd = "dbus smartmontools"
 RDEPENDS:cairn-otad = "dbus rauc-service"
 RDEPENDS:cairn-provision = "openssh-sshd"
 CONFFILES:cairn-npud = "${sysconfdir}/cairn/npud.toml"
+CONFFILES:cairn-gpud = "${sysconfdir}/cairn/gpud.toml"
 
 # The same as in the sysusers files, which a root that cannot be written has no use for; a test compares them.
-USERADD_PACKAGES = "cairn-npud cairn-healthd cairn-otad cairn-provision"
+USERADD_PACKAGES = "cairn-npud cairn-gpud cairn-healthd cairn-otad cairn-provision"
 GROUPADD_PARAM:cairn-npud = "--system cairn-mqtt; --system cairn-infer; --system npud"
 USERADD_PARAM:cairn-npud = "--system --gid npud --home-dir / --no-create-home --shell /sbin/nologin npud"
+GROUPADD_PARAM:cairn-gpud = "--system cairn-mqtt; --system cairn-infer; --system gpud"
+USERADD_PARAM:cairn-gpud = "--system --gid gpud --home-dir / --no-create-home --shell /sbin/nologin gpud"
 GROUPADD_PARAM:cairn-healthd = "--system cairn-infer; --system healthd"
 USERADD_PARAM:cairn-healthd = "--system --gid healthd --groups cairn-infer --home-dir / --no-create-home --shell /sbin/nologin healthd"
 GROUPADD_PARAM:cairn-otad = "--system cairn-infer; --system cairn-mqtt; --system otad"

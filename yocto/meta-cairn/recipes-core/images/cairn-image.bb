@@ -8,7 +8,7 @@ inherit core-image cairn_image
 IMAGE_FEATURES = "read-only-rootfs ssh-server-openssh"
 IMAGE_INSTALL = "\
     packagegroup-core-boot \
-    cairn-npud cairn-healthd cairn-otad cairn-provision cairn-ctl cairn-models \
+    cairn-npud cairn-gpud cairn-healthd cairn-otad cairn-provision cairn-ctl cairn-models \
     cairn-system \
     rauc rauc-service rauc-conf libubootenv-bin \
     polkit \

@@ -1,0 +1,1 @@
+# Of the layers that ours stands on.
