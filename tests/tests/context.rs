@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use half::f16;
 use npu::matmul::{F16ToF32, I4, I8, Matrix, Requantised};
@@ -230,9 +230,13 @@ fn pinned_workers_compute_the_same() {
     assert_eq!(product(Affinity::Cpus(vec![900, 4000]), 0), plain, "CPUs that are not there");
 }
 
-/// Rounds of each thread. `CAIRN_ROUNDS` has more of them, for a sanitizer's run by hand.
-fn rounds() -> usize {
-    std::env::var("CAIRN_ROUNDS").map_or(8, |text| text.parse().unwrap())
+/// Whether a thread that began then goes on after so many operations: eight are enough for every day. `CAIRN_SECONDS` lets
+/// it go on for so long, as `cargo xtask sanitize` does.
+fn goes_on(operations: usize, begin: Instant) -> bool {
+    match std::env::var("CAIRN_SECONDS") {
+        Ok(text) => begin.elapsed() < Duration::from_secs(text.parse().unwrap()),
+        Err(_) => operations < 8,
+    }
 }
 
 /// One random operation on a context, checked.
@@ -297,9 +301,12 @@ fn eight_threads_of_three_contexts_do_not_disturb_each_other() {
                         Context::new(files, &Chip::RK3588, options).unwrap()
                     };
                     let mut contexts = [open(&files[..1]), open(&files[1..3]), open(&files[3..])];
-                    for _ in 0..rounds() {
+                    let (begin, mut operations) = (Instant::now(), 0);
+                    while goes_on(operations, begin) {
                         operate(&mut contexts[rng.random_range(0..3)], &mut rng)?;
+                        operations += 1;
                     }
+                    println!("thread {number}: {operations} operations");
                     Ok(files)
                 })
             })

@@ -57,19 +57,26 @@ pub(crate) fn build(linking: Linking, arguments: &[&str]) -> Result<PathBuf> {
     if linking == Linking::Static {
         command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS", "-Ctarget-feature=+crt-static");
     }
-    standard_library(&mut command)?;
+    if !has_standard_library()? {
+        build_standard_library(&mut command)?;
+    }
     if !command.status().context("cargo cannot be started")?.success() {
         bail!("the build for {TARGET} failed");
     }
     Ok(folder.join(TARGET).join("debug"))
 }
 
-/// Lets cargo build the standard library where the toolchain has none for the target.
-fn standard_library(command: &mut Command) -> Result<()> {
+/// Whether the toolchain has a standard library for the boards.
+fn has_standard_library() -> Result<bool> {
     let installed = rustc(&["--print", "target-libdir", "--target", TARGET])?;
-    if PathBuf::from(installed.trim()).exists() {
-        return Ok(());
-    }
+    Ok(PathBuf::from(installed.trim()).exists())
+}
+
+/// Lets cargo build the standard library, with the flags of everything else.
+///
+/// # Errors
+/// A source that is neither in the toolchain nor in Debian's archive.
+pub(crate) fn build_standard_library(command: &mut Command) -> Result<()> {
     let in_toolchain = PathBuf::from(rustc(&["--print", "sysroot"])?.trim()).join("lib/rustlib/src/rust/library");
     if !in_toolchain.exists() {
         command.env("__CARGO_TESTS_ONLY_SRC_ROOT", source_of_standard_library()?);
@@ -84,13 +91,17 @@ fn source_of_standard_library() -> Result<PathBuf> {
     let version = text.split(' ').nth(1).unwrap_or_default();
     let sources = Pin::list(SOURCES)?;
     let Some(pin) = sources.iter().find(|pin| pin.name().starts_with(&format!("rust-src_{version}+"))) else {
-        bail!("rustc {version} has no standard library for {TARGET}; `rustup target add {TARGET}` brings it");
+        bail!("rustc {version} has no source of its standard library; `rustup component add rust-src` brings it");
     };
     let folder = archive::unpacked("rust-src", &[*pin])?;
     Ok(folder.join(format!("usr/src/rustc-{version}/library")))
 }
 
-fn rustc(arguments: &[&str]) -> Result<String> {
+/// What the compiler prints.
+///
+/// # Errors
+/// A compiler that cannot be started.
+pub(crate) fn rustc(arguments: &[&str]) -> Result<String> {
     let output = Command::new("rustc").current_dir(step::workspace()).args(arguments).output();
     Ok(String::from_utf8_lossy(&output.context("rustc cannot be started")?.stdout).into_owned())
 }

@@ -24,6 +24,7 @@ mod overlays;
 mod patches;
 mod regs;
 mod run;
+mod sanitize;
 mod series;
 mod shim;
 mod step;
@@ -74,6 +75,12 @@ enum Command {
         /// Further arguments of `cargo build`, such as `--package npud`.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
+    },
+    /// Runs many threads of the NPU library on the simulator under ThreadSanitizer.
+    Sanitize {
+        /// For how long.
+        #[arg(long, default_value_t = 60)]
+        seconds: u32,
     },
     /// Runs a command with the preload device, /dev/accel/accel0 on the simulator.
     Shim {
@@ -134,6 +141,7 @@ fn main() -> ExitCode {
         Command::Cross { r#static, arguments } => {
             cross::run(if r#static { cross::Linking::Static } else { cross::Linking::Dynamic }, &arguments)
         }
+        Command::Sanitize { seconds } => sanitize::run(seconds),
         Command::Shim { command } => shim::run(&command),
         Command::Teflon => teflon::run(),
         Command::Llama { action } => llama::run(action),
