@@ -15,7 +15,7 @@ use tests::numbers::Summary;
 use tests::timed::{Timed, spent};
 
 /// Runs of each measurement.
-const RUNS: usize = 20;
+const RUNS: usize = 100;
 /// A product of some megabytes of each factor.
 const SHAPE: Shape = Shape { rows: 1024, depth: 2048, columns: 1024 };
 

@@ -18,8 +18,8 @@ use crate::slots::Slots;
 
 /// Bytes of an atom, the unit of every address that the hardware computes.
 pub const ATOM: usize = 16;
-/// Pixels or rows that are copied together: what they touch stays in the nearest cache from plane to plane.
-pub(crate) const BLOCK: usize = 64;
+/// Pixels that are copied together: what they touch stays in the nearest cache from plane to plane.
+const BLOCK: usize = 64;
 /// Input slots of one group of a direct convolution's weights.
 const INPUT_GROUP: usize = 32;
 /// Slots of one group of operands.
@@ -91,20 +91,23 @@ impl Cube {
         }
     }
 
-    fn pack_block<'a>(&self, plane: usize, host: impl Iterator<Item = &'a [u8]>, atoms: &mut [[u8; ATOM]]) {
+    fn pack_block<'a>(&self, plane: usize, host: impl Iterator<Item = &'a [u8]>, atoms: &'a mut [[u8; ATOM]]) {
         let (size, flip) = (self.element.bytes(), self.flip());
         let lanes = self.slots.used(plane * self.lanes()..(plane + 1) * self.lanes());
         let pixels = atoms.iter_mut().zip(host);
         match self.run(lanes) {
-            // Whole atoms are what a processor moves at once.
-            Some((_, from)) if from.len() == ATOM => pixels.for_each(|(atom, pixel)| {
-                atom.copy_from_slice(&pixel[from.clone()]);
-                atom.iter_mut().for_each(|byte| *byte ^= flip);
-            }),
-            Some((to, from)) => pixels.for_each(|(atom, pixel)| {
-                let bytes = atom[to..].iter_mut().zip(&pixel[from.clone()]);
-                bytes.for_each(|(to, from)| *to = from ^ flip);
-            }),
+            Some((to, from)) => match from.len() {
+                16 => put::<16>(pixels, to, from.start, flip),
+                8 => put::<8>(pixels, to, from.start, flip),
+                6 => put::<6>(pixels, to, from.start, flip),
+                4 => put::<4>(pixels, to, from.start, flip),
+                3 => put::<3>(pixels, to, from.start, flip),
+                _ => pixels.for_each(|(atom, pixel)| {
+                    let bytes = atom[to..].iter_mut().zip(&pixel[from.clone()]);
+                    bytes.for_each(|(to, from)| *to = from ^ flip);
+                }),
+            },
+            None if lanes.is_empty() => {}
             None => pixels.for_each(|(atom, pixel)| {
                 for (at, &(lane, channel)) in lanes.iter().flat_map(|lane| (0..size).map(move |byte| (byte, lane))) {
                     atom[lane % self.lanes() * size + at] = pixel[channel * size + at] ^ flip;
@@ -136,18 +139,23 @@ impl Cube {
         }
     }
 
-    fn unpack_block<'a>(&self, plane: usize, atoms: &[[u8; ATOM]], host: impl Iterator<Item = &'a mut [u8]>) {
+    fn unpack_block<'a>(&self, plane: usize, atoms: &'a [[u8; ATOM]], host: impl Iterator<Item = &'a mut [u8]>) {
         let (size, flip) = (self.element.bytes(), self.flip());
         let lanes = self.slots.used(plane * self.lanes()..(plane + 1) * self.lanes());
         let pixels = atoms.iter().zip(host);
         match self.run(lanes) {
-            Some((_, to)) if to.len() == ATOM => pixels.for_each(|(atom, pixel)| {
-                pixel[to.clone()].copy_from_slice(&atom.map(|byte| byte ^ flip));
-            }),
-            Some((from, to)) => pixels.for_each(|(atom, pixel)| {
-                let bytes = pixel[to.clone()].iter_mut().zip(&atom[from..]);
-                bytes.for_each(|(to, from)| *to = from ^ flip);
-            }),
+            Some((from, to)) => match to.len() {
+                16 => take::<16>(pixels, from, to.start, flip),
+                8 => take::<8>(pixels, from, to.start, flip),
+                6 => take::<6>(pixels, from, to.start, flip),
+                4 => take::<4>(pixels, from, to.start, flip),
+                3 => take::<3>(pixels, from, to.start, flip),
+                _ => pixels.for_each(|(atom, pixel)| {
+                    let bytes = pixel[to.clone()].iter_mut().zip(&atom[from..]);
+                    bytes.for_each(|(to, from)| *to = from ^ flip);
+                }),
+            },
+            None if lanes.is_empty() => {}
             None => pixels.for_each(|(atom, pixel)| {
                 for (at, &(lane, channel)) in lanes.iter().flat_map(|lane| (0..size).map(move |byte| (byte, lane))) {
                     pixel[channel * size + at] = atom[lane % self.lanes() * size + at] ^ flip;
@@ -162,6 +170,35 @@ impl Cube {
             ElementType::U8 => 0x80,
             ElementType::I8 | ElementType::F16 | ElementType::I32 | ElementType::F32 => 0,
         }
+    }
+}
+
+/// Copies a run of `N` bytes of each pixel into its atom. Whole atoms and what pictures have are worth a loop of their own:
+/// arrays of a known length are what a compiler makes whole moves of.
+fn put<'a, const N: usize>(
+    pixels: impl Iterator<Item = (&'a mut [u8; ATOM], &'a [u8])>,
+    to: usize,
+    from: usize,
+    flip: u8,
+) {
+    for (atom, pixel) in pixels {
+        // PANIC: a run lies in its pixel and in its atom.
+        let run: &[u8; N] = pixel[from..].first_chunk().expect("a run of the pixel");
+        atom[to..][..N].copy_from_slice(&run.map(|byte| byte ^ flip));
+    }
+}
+
+/// Copies a run of `N` bytes of each atom into its pixel.
+fn take<'a, const N: usize>(
+    pixels: impl Iterator<Item = (&'a [u8; ATOM], &'a mut [u8])>,
+    from: usize,
+    to: usize,
+    flip: u8,
+) {
+    for (atom, pixel) in pixels {
+        // PANIC: a run lies in its atom and in its pixel.
+        let run: &[u8; N] = atom[from..].first_chunk().expect("a run of the atom");
+        pixel[to..][..N].copy_from_slice(&run.map(|byte| byte ^ flip));
     }
 }
 

@@ -247,13 +247,12 @@ macro_rules! numbers {
     };
 }
 
-/// Encodes factors that lie in memory as on the host.
+/// Encodes `$lanes` factors that lie in memory as on the host.
 macro_rules! as_they_are {
-    () => {
+    ($lanes:literal) => {
+        #[inline]
         fn encode(factors: &[Self::In], atom: &mut [u8; ATOM]) {
-            for (bytes, factor) in atom.as_chunks_mut().0.iter_mut().zip(factors) {
-                *bytes = factor.to_le_bytes();
-            }
+            encode_each::<_, $lanes, { ATOM / $lanes }>(factors, atom, |factor| factor.to_le_bytes());
         }
     };
 }
@@ -261,14 +260,17 @@ macro_rules! as_they_are {
 /// Partial results that are real numbers, added up in `$total`.
 macro_rules! real_results {
     ($total:ty) => {
+        #[inline]
         fn decode(stored: Stored, atom: &[u8; ATOM], partials: &mut [f32]) {
             decode_reals(stored, atom, partials);
         }
 
+        #[inline]
         fn add(total: &mut $total, partial: f32) {
             *total += <$total>::from(partial);
         }
 
+        #[inline]
         fn is_nan(partial: f32) -> bool {
             partial.is_nan()
         }
@@ -278,15 +280,18 @@ macro_rules! real_results {
 /// Partial results that are integers.
 macro_rules! integer_results {
     () => {
+        #[inline]
         fn decode(stored: Stored, atom: &[u8; ATOM], partials: &mut [i32]) {
             decode_integers(stored, atom, partials);
         }
 
+        #[inline]
         fn add(total: &mut i32, partial: i32) {
             // The depth is limited so that no sum exceeds 32 bits.
             *total = total.wrapping_add(partial);
         }
 
+        #[inline]
         fn finish(total: i32) -> i32 {
             total
         }
@@ -294,9 +299,10 @@ macro_rules! integer_results {
 }
 
 numbers!(F16, f16 => f16, f32, f64, {
-    as_they_are!();
+    as_they_are!(8);
     real_results!(f64);
 
+    #[inline]
     fn finish(total: f64) -> f16 {
         // As the hardware narrows. SOURCE: npu-spec 5.7.
         f16::from_f64(total.clamp(f16::MIN.to_f64(), f16::MAX.to_f64()))
@@ -304,53 +310,58 @@ numbers!(F16, f16 => f16, f32, f64, {
 });
 
 numbers!(F16ToF32, f16 => f32, f32, f32, {
-    as_they_are!();
+    as_they_are!(8);
     real_results!(f32);
 
+    #[inline]
     fn finish(total: f32) -> f32 {
         total
     }
 });
 
 numbers!(Bf16, f32 => f32, f32, f32, {
+    #[inline]
     fn encode(factors: &[f32], atom: &mut [u8; ATOM]) {
-        for (bytes, factor) in atom.as_chunks_mut().0.iter_mut().zip(factors) {
+        encode_each::<_, 8, 2>(factors, atom, |factor| {
             let [_, _, low, high] = factor.to_le_bytes();
-            *bytes = [low, high];
-        }
+            [low, high]
+        });
     }
+
     real_results!(f32);
 
+    #[inline]
     fn finish(total: f32) -> f32 {
         total
     }
 });
 
 numbers!(Tf32, f32 => f32, f32, f32, {
-    as_they_are!();
+    as_they_are!(4);
     real_results!(f32);
 
+    #[inline]
     fn finish(total: f32) -> f32 {
         total
     }
 });
 
 numbers!(I8, i8 => i32, i32, i32, {
-    as_they_are!();
+    as_they_are!(16);
     integer_results!();
 });
 
 numbers!(I16, i16 => i32, i32, i32, {
-    as_they_are!();
+    as_they_are!(8);
     integer_results!();
 });
 
 numbers!(I4, i8 => i32, i32, i32, {
+    #[inline]
     fn encode(factors: &[i8], atom: &mut [u8; ATOM]) {
-        for (byte, pair) in atom.iter_mut().zip(factors.as_chunks::<2>().0) {
-            let [low, high] = pair.map(i8::cast_unsigned);
-            *byte = low & 15 | high << 4;
-        }
+        // PANIC: whoever packs hands over the factors of an atom.
+        let pairs: &[[i8; 2]; ATOM] = factors.as_chunks().0.first_chunk().expect("the factors of an atom");
+        *atom = pairs.map(|[low, high]| low.cast_unsigned() & 15 | high.cast_unsigned() << 4);
     }
 
     fn misfit(factors: &[i8], symmetric: bool) -> Option<usize> {
@@ -360,6 +371,19 @@ numbers!(I4, i8 => i32, i32, i32, {
     integer_results!();
 });
 
+/// Encodes the factors of an atom one by one. Arrays of a known length are what a compiler makes whole moves of.
+#[inline]
+fn encode_each<F: Copy, const LANES: usize, const BYTES: usize>(
+    factors: &[F],
+    atom: &mut [u8; ATOM],
+    encode: impl Fn(F) -> [u8; BYTES],
+) {
+    // PANIC: whoever packs hands over the factors of an atom.
+    let factors: &[F; LANES] = factors.first_chunk().expect("the factors of an atom");
+    atom.copy_from_slice(factors.map(encode).as_flattened());
+}
+
+#[inline]
 fn decode_reals(stored: Stored, atom: &[u8; ATOM], partials: &mut [f32]) {
     match stored {
         Stored::F16 => partials.iter_mut().zip(atom.as_chunks().0).for_each(|(partial, bytes)| {
@@ -371,6 +395,7 @@ fn decode_reals(stored: Stored, atom: &[u8; ATOM], partials: &mut [f32]) {
     }
 }
 
+#[inline]
 fn decode_integers(stored: Stored, atom: &[u8; ATOM], partials: &mut [i32]) {
     match stored {
         Stored::I16 => partials.iter_mut().zip(atom.as_chunks().0).for_each(|(partial, bytes)| {

@@ -7,27 +7,33 @@
 //!
 //! SOURCE: npu-spec 3.1, 3.2, 9.1.
 
-use crate::layout::{ATOM, BLOCK};
+use crate::layout::ATOM;
 use crate::matmul::numbers::Numbers;
 use crate::matmul::plan::{MatmulPlan, Shape};
+
+/// Rows that are packed together: as many streams as a processor reads ahead.
+const ROWS: usize = 32;
 
 /// Packs the first factor of one item: `rows` rows of `[rows, depth]`; the plan's other rows become zeros.
 pub(crate) fn features<T: Numbers>(plan: &MatmulPlan, factor: &[T::Factor], memory: &mut [u8]) {
     let Shape { rows, depth, .. } = plan.shape();
     let lanes = T::PRODUCT.lanes();
     let (atoms, _) = memory[..T::PRODUCT.bytes(rows * depth)].as_chunks_mut::<ATOM>();
-    let planes = depth / lanes;
     let given = factor.len() / depth;
-    let blocks = (0..rows).step_by(BLOCK).flat_map(|first| (0..planes).map(move |plane| (first, plane)));
-    for (first, plane) in blocks {
-        for row in first..(first + BLOCK).min(rows) {
-            let at = if plan.host_order() { row * planes + plane } else { plane * rows + row };
-            match row < given {
-                true => T::encode(&factor[row * depth + plane * lanes..][..lanes], &mut atoms[at]),
-                false => atoms[at] = [0; ATOM],
+    if plan.host_order() {
+        let (own, padding) = atoms.split_at_mut(given * (depth / lanes));
+        own.iter_mut().zip(factor.chunks_exact(lanes)).for_each(|(atom, factors)| T::encode(factors, atom));
+        return padding.fill([0; ATOM]);
+    }
+    for (block, factor) in factor.chunks(ROWS * depth).enumerate() {
+        for plane in 0..depth / lanes {
+            let atoms = &mut atoms[plane * rows + block * ROWS..][..factor.len() / depth];
+            for (row, atom) in atoms.iter_mut().enumerate() {
+                T::encode(&factor[row * depth + plane * lanes..][..lanes], atom);
             }
         }
     }
+    atoms.chunks_exact_mut(rows).for_each(|plane| plane[given..].fill([0; ATOM]));
 }
 
 impl MatmulPlan {
@@ -66,15 +72,14 @@ pub(crate) fn weights<T: Numbers>(plan: &MatmulPlan, factor: &[T::Factor], memor
     let Shape { depth, columns, .. } = plan.shape();
     let (lanes, group) = (T::PRODUCT.lanes(), T::PRODUCT.depth_group());
     let (atoms, _) = memory.as_chunks_mut::<ATOM>();
-    let mut atoms = atoms.iter_mut();
+    let mut groups = atoms.chunks_exact_mut(T::PRODUCT.column_group() * group / lanes);
     for step in 0..plan.tiles().depth {
         for first in (0..columns).step_by(T::PRODUCT.column_group()) {
-            for start in plan.step(step).step_by(group) {
-                for column in first..first + T::PRODUCT.column_group() {
-                    let factors = &factor[column * depth + start..][..group];
-                    for (factors, atom) in factors.chunks_exact(lanes).zip(&mut atoms) {
-                        T::encode(factors, atom);
-                    }
+            for (start, atoms) in plan.step(step).step_by(group).zip(&mut groups) {
+                for (column, atoms) in atoms.chunks_exact_mut(group / lanes).enumerate() {
+                    let factors = &factor[(first + column) * depth + start..][..group];
+                    let pairs = factors.chunks_exact(lanes).zip(atoms);
+                    pairs.for_each(|(factors, atom)| T::encode(factors, atom));
                 }
             }
         }
