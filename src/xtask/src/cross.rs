@@ -5,12 +5,13 @@
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
 use crate::archive::{self, Pin};
-use crate::need::{self, CROSS_COMPILER, CROSS_LIBC};
-use crate::step;
+use crate::need::{self, CROSS_COMPILER, CROSS_LIBC, QEMU_USER};
+use crate::step::{self, Counts};
 
 /// The boards' processor.
 const TARGET: &str = "aarch64-unknown-linux-gnu";
@@ -19,6 +20,11 @@ const SOURCES: &str = "\
 5bde92b66f998f6b751362ab85bed1c0a587b8c0dc12695b5a157f4a4c29b1ad  pool/main/r/rustc/rust-src_1.94.1+dfsg1-1~bpo13+3_all.deb
 7b76db5b880a77f9e52975d2baa6209d2f76d2c9c2789515c3088cb960e2c83b  pool/main/r/rustc/rust-src_1.95.0+dfsg1-2~bpo13+1_all.deb
 ";
+
+/// What [`test`] is called.
+const TESTS: &str = "the NPU library on the boards' processor";
+/// TIMEOUT: a cold build with the standard library stays under ten minutes on two cores; three times that.
+const LIMIT: Duration = Duration::from_secs(30 * 60);
 
 /// How a program finds its C library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +50,43 @@ pub(crate) fn run(linking: Linking, arguments: &[String]) -> Result<ExitCode> {
 /// # Errors
 /// A missing compiler or standard library, a build that fails.
 pub(crate) fn build(linking: Linking, arguments: &[&str]) -> Result<PathBuf> {
+    let (mut command, folder) = cargo("build", linking)?;
+    if !command.args(arguments).status().context("cargo cannot be started")?.success() {
+        bail!("the build for {TARGET} failed");
+    }
+    Ok(folder.join(TARGET).join("debug"))
+}
+
+/// The unit tests of the NPU library as the boards run them: what packs and plans is compiled to
+/// other instructions there.
+///
+/// # Errors
+/// A missing standard library, a program that cannot be started.
+pub(crate) fn test(counts: &mut Counts) -> Result<()> {
+    if let Some(need) = need::provide(&[CROSS_COMPILER, CROSS_LIBC, QEMU_USER]).first() {
+        counts.skip(TESTS, &format!("needs {}", need.name));
+        return Ok(());
+    }
+    let (mut command, _) = cargo("test", Linking::Dynamic)?;
+    command.args(["--package", "npu", "--lib"]);
+    // The C library of the compiler's package.
+    command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-aarch64-static -L /usr/aarch64-linux-gnu");
+    step::tests(TESTS, command, LIMIT, counts)
+}
+
+/// As [`test`], alone.
+///
+/// # Errors
+/// As [`test`].
+pub(crate) fn run_tests() -> Result<ExitCode> {
+    let mut counts = Counts::default();
+    test(&mut counts)?;
+    println!("\n{counts}");
+    Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// `cargo VERB` for the boards, and the folder that it fills.
+fn cargo(verb: &str, linking: Linking) -> Result<(Command, PathBuf)> {
     need::require(&[CROSS_COMPILER, CROSS_LIBC])?;
     // A folder for each way of linking: the flags are part of what cargo compares.
     let folder = step::target().join(match linking {
@@ -51,7 +94,7 @@ pub(crate) fn build(linking: Linking, arguments: &[&str]) -> Result<PathBuf> {
         Linking::Dynamic => "cross",
     });
     let mut command = step::cargo();
-    command.args(["build", "--target", TARGET, "--target-dir"]).arg(&folder).args(arguments);
+    command.args([verb, "--target", TARGET, "--target-dir"]).arg(&folder);
     command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc");
     command.env("CC_aarch64_unknown_linux_gnu", "aarch64-linux-gnu-gcc");
     if linking == Linking::Static {
@@ -60,10 +103,7 @@ pub(crate) fn build(linking: Linking, arguments: &[&str]) -> Result<PathBuf> {
     if !has_standard_library()? {
         build_standard_library(&mut command)?;
     }
-    if !command.status().context("cargo cannot be started")?.success() {
-        bail!("the build for {TARGET} failed");
-    }
-    Ok(folder.join(TARGET).join("debug"))
+    Ok((command, folder))
 }
 
 /// Whether the toolchain has a standard library for the boards.

@@ -72,6 +72,9 @@ enum Command {
         /// With the C library inside, for a system that has none.
         #[arg(long)]
         r#static: bool,
+        /// Runs the NPU library's unit tests in QEMU instead.
+        #[arg(long, exclusive = true)]
+        test: bool,
         /// Further arguments of `cargo build`, such as `--package npud`.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -138,7 +141,8 @@ fn main() -> ExitCode {
         Command::Check => check::run(),
         Command::Bless { packages } => bless::run(&packages),
         Command::Regs { file } => regs::run(&file),
-        Command::Cross { r#static, arguments } => {
+        Command::Cross { test: true, .. } => cross::run_tests(),
+        Command::Cross { r#static, arguments, .. } => {
             cross::run(if r#static { cross::Linking::Static } else { cross::Linking::Dynamic }, &arguments)
         }
         Command::Sanitize { seconds } => sanitize::run(seconds),

@@ -15,7 +15,7 @@ use crate::need::{
     SQUASHFS, STRACE, UNSHARE, ZSTD,
 };
 use crate::step::{self, Counts};
-use crate::{board, bootloader, check, fuzz, gpu, image, llama, patches, teflon, yocto};
+use crate::{board, bootloader, check, cross, fuzz, gpu, image, llama, patches, teflon, yocto};
 
 /// TIMEOUT: each part of a cold run stays under 15 minutes on two cores; twice that.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -49,6 +49,7 @@ pub(crate) fn run(quick: bool) -> ExitCode {
     part(&mut counts, check::style);
     part(&mut counts, documentation);
     part(&mut counts, crates);
+    part(&mut counts, cross::test);
     part(&mut counts, |counts| across_crates(&missing, counts));
     part(&mut counts, |counts| language_models(&missing, counts));
     part(&mut counts, bootloader::test);
