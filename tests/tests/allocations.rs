@@ -1,4 +1,4 @@
-//! What a resident product allocates in the steady state: nothing but the report that it returns.
+//! What a resident product allocates in the steady state: nothing on one worker.
 //!
 //! The simulator allocates as it likes; what happens inside the device does not count.
 
@@ -37,11 +37,11 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Allocations of each of some calls, after the first.
-fn allocations<T: Numbers>(rows: usize, factor: T::Factor) -> Vec<u64> {
+/// Allocations of each of some calls on the thread that calls, after the first.
+fn allocations<T: Numbers>(workers: usize, rows: usize, factor: T::Factor) -> Vec<u64> {
     let (depth, columns) = (1056, 320);
     let driver = Timed(Simulator::new(npu_sim::Options::batched()));
-    let options = Options { workers: 1, ..Options::default() };
+    let options = Options { workers, ..Options::default() };
     let mut context = Context::open(&driver, &Chip::RK3588, options).unwrap();
     let b = vec![factor; columns * depth];
     let weights = context.pack_weights::<T>(Matrix::new(&b, columns, depth).unwrap()).unwrap();
@@ -57,11 +57,19 @@ fn allocations<T: Numbers>(rows: usize, factor: T::Factor) -> Vec<u64> {
 }
 
 #[test]
-fn a_resident_product_allocates_its_report_alone() {
+fn a_resident_product_on_one_worker_allocates_nothing() {
     for rows in [4, 60, 512] {
-        assert_eq!(allocations::<I8>(rows, 1), [1; 5], "int8, {rows} rows");
-        assert_eq!(allocations::<F16>(rows, f16::ONE), [1; 5], "fp16, {rows} rows");
+        assert_eq!(allocations::<I8>(1, rows, 1), [0; 5], "int8, {rows} rows");
+        assert_eq!(allocations::<F16>(1, rows, f16::ONE), [0; 5], "fp16, {rows} rows");
     }
+}
+
+/// Threads and the lists of rows that they fill: as many for a large product as for a small one.
+#[test]
+fn a_resident_product_on_three_workers_allocates_the_same_for_any_number_of_rows() {
+    let few = allocations::<I8>(3, 4, 1);
+    assert!(few.iter().all(|count| *count == few[0] && *count > 0), "{few:?}");
+    assert_eq!(allocations::<I8>(3, 512, 1), few);
 }
 
 #[test]

@@ -85,7 +85,7 @@ impl Session {
             self.buffers[id.0] = output;
         }
         match result {
-            Ok(report) => Ok(report.waits.iter().sum()),
+            Ok(report) => Ok(report.waits.total),
             Err(error @ (RunError::Size { .. } | RunError::Count { .. })) => {
                 Err(Attempt::Fatal(Error::Internal(chain(&error))))
             }

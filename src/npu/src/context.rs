@@ -27,8 +27,8 @@ pub struct Context {
     /// Where their threads run, in turn.
     cpus: Vec<usize>,
     counters: Counters,
-    /// What was planned last.
-    pub(crate) planned: Option<Planned>,
+    /// What was planned last, the latest at the end.
+    pub(crate) planned: Vec<Planned>,
 }
 
 impl Context {
@@ -52,7 +52,7 @@ impl Context {
         }
         let workers = devices.iter().map(Worker::new).collect::<Result<Vec<_>>>()?;
         let cpus = options.affinity.cpus();
-        Ok(Self { chip: chip.clone(), options, workers, cpus, counters: Counters::default(), planned: None })
+        Ok(Self { chip: chip.clone(), options, workers, cpus, counters: Counters::default(), planned: Vec::new() })
     }
 
     /// How operations run.
@@ -76,7 +76,7 @@ impl Context {
         operation: &'static str,
         outcome: Result<RunReport, RunError>,
     ) -> Result<RunReport, RunError> {
-        self.counters.count(outcome.as_ref(), self.chip.slow_mark);
+        self.counters.count(outcome.as_ref());
         if let Some(trace) = &self.options.trace {
             trace.tell(&Event { operation, outcome: outcome.as_ref() });
         }

@@ -170,12 +170,38 @@ pub struct RunReport {
     pub jobs: usize,
     /// Tasks.
     pub tasks: usize,
-    /// How long each job was waited for, on the device's clock.
-    pub waits: Vec<Duration>,
-    /// Whether a wait reached the slow mark.
-    pub slow: bool,
+    /// How long the jobs were waited for.
+    pub waits: Waits,
     /// Where the hardware did not write; the first few.
     pub missing_sentinels: Vec<MissingSentinel>,
+}
+
+/// What waits for jobs add up to, on the device's clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waits {
+    /// How many; jobs that share a fence are one.
+    pub count: usize,
+    /// All of them.
+    pub total: Duration,
+    /// The longest.
+    pub longest: Duration,
+    /// How many reached the slow mark.
+    pub slow: usize,
+}
+
+impl Waits {
+    /// Adds a wait.
+    pub(crate) fn push(&mut self, wait: Duration, slow_mark: Duration) {
+        self.add(Self { count: 1, total: wait, longest: wait, slow: usize::from(wait >= slow_mark) });
+    }
+
+    fn add(&mut self, other: Self) {
+        self.count += other.count;
+        self.total += other.total;
+        self.longest = self.longest.max(other.longest);
+        self.slow += other.slow;
+    }
 }
 
 impl RunReport {
@@ -183,8 +209,7 @@ impl RunReport {
     pub(crate) fn add(&mut self, other: Self) {
         self.jobs += other.jobs;
         self.tasks += other.tasks;
-        self.waits.extend(other.waits);
-        self.slow |= other.slow;
+        self.waits.add(other.waits);
         self.missing_sentinels.extend(other.missing_sentinels);
     }
 }

@@ -104,8 +104,8 @@ impl Worker {
         let memory = self.results[0].get().access(started.deadline).map_err(waiting(1))?;
         let wait = self.device.now().saturating_sub(started.since);
         self.unsettled = false;
-        let slow = wait >= slow_mark;
-        let mut report = RunReport { jobs: 1, tasks: started.tasks, waits: vec![wait], slow, ..RunReport::default() };
+        let mut report = RunReport { jobs: 1, tasks: started.tasks, ..RunReport::default() };
+        report.waits.push(wait, slow_mark);
         let mut count = 0;
         for Written { task, plane, pixels, bytes } in written {
             let (atoms, _) = memory[bytes].as_chunks::<ATOM>();

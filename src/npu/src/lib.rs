@@ -36,7 +36,7 @@ pub use affinity::Affinity;
 pub use chip::Chip;
 pub use context::Context;
 pub use elementwise::{ElementNumber, ElementOp};
-pub use error::{Distrust, Error, MissingSentinel, Result, RunError, RunReport, Unsupported};
+pub use error::{Distrust, Error, MissingSentinel, Result, RunError, RunReport, Unsupported, Waits};
 pub use network::{LayerReport, Network, NetworkBuilder, NetworkReport, TensorRef};
 pub use ops::{Activation, Add, Bias, Conv2d, Depthwise, ElementType, Filter, Padding, Quant, Sums, Window};
 pub use options::{OperandReuse, Options};

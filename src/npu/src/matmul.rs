@@ -124,6 +124,9 @@ pub(crate) enum Ask {
     Grouped(usize),
 }
 
+/// Plans that a context keeps.
+const KEPT_PLANS: usize = 16;
+
 /// A plan, and what was asked for.
 pub(crate) type Planned = ((Ask, Product, Shape), MatmulPlan);
 
@@ -240,12 +243,10 @@ impl Context {
         self.call::<T, _>(call, &Plain, a.rows, &mut [c])
     }
 
-    /// The plan of a product. The one that was asked for last is not made again.
+    /// The plan of a product. Those that were asked for last are not made again: a layer's products take turns.
     fn plan(&mut self, ask: Ask, product: Product, shape: Shape) -> Result<MatmulPlan, Unsupported> {
         let question = (ask, product, shape);
-        if let Some((asked, plan)) = &self.planned
-            && *asked == question
-        {
+        if let Some((_, plan)) = self.planned.iter().find(|(asked, _)| *asked == question) {
             return Ok(plan.clone());
         }
         let (chip, options) = (&self.chip, &self.options);
@@ -254,7 +255,10 @@ impl Context {
             Ask::Resident => MatmulPlan::resident(chip, product, shape, options),
             Ask::Grouped(group) => MatmulPlan::grouped(chip, product, shape, group, options),
         }?;
-        self.planned = Some((question, plan.clone()));
+        if self.planned.len() == KEPT_PLANS {
+            self.planned.remove(0);
+        }
+        self.planned.push((question, plan.clone()));
         Ok(plan)
     }
 

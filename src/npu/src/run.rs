@@ -15,7 +15,7 @@ use npu_device::{Bo, Deadline, Device, Job, JobFlags, Range, Task};
 use npu_regs::Link;
 
 use crate::emit::{Bases, WORDS};
-use crate::error::{Distrust, Error, MissingSentinel, Result, RunError, RunReport};
+use crate::error::{Distrust, Error, MissingSentinel, Result, RunError, RunReport, Waits};
 use crate::layout::ATOM;
 use crate::network::{PROGRAM_STRIDE, Plan};
 use crate::sentinel::mix;
@@ -162,10 +162,9 @@ impl Resident {
         let jobs = self.jobs.len();
         let Self { plan, device, arena, ranges, runs, .. } = self;
         let arena = arena.access_ranges(ranges, deadline).map_err(waiting(jobs))?;
-        waits.push(device.now().saturating_sub(since));
         let mark = plan.chip.slow_mark;
-        let slow = waits.iter().any(|wait| *wait >= mark);
-        let mut report = RunReport { jobs, tasks: plan.tasks.len(), waits, slow, missing_sentinels: Vec::new() };
+        waits.push(device.now().saturating_sub(since), mark);
+        let mut report = RunReport { jobs, tasks: plan.tasks.len(), waits, missing_sentinels: Vec::new() };
         let mut missing = plan.sentinels.iter().flat_map(|sentinel| sentinel.survivors(&arena, *runs));
         report.missing_sentinels.extend(missing.by_ref().take(NAMED));
         let count = report.missing_sentinels.len() + missing.count();
@@ -212,9 +211,9 @@ impl Resident {
     }
 
     /// Submits all jobs and waits for all but the last. Returns the waits, and since when the last job is waited for.
-    fn execute(&mut self, deadline: Deadline) -> Result<(Vec<Duration>, Duration), RunError> {
+    fn execute(&mut self, deadline: Deadline) -> Result<(Waits, Duration), RunError> {
         let flags = JobFlags { batched: self.batched, ..JobFlags::default() };
-        let mut waits = Vec::with_capacity(self.jobs.len());
+        let mut waits = Waits::default();
         let mut since = self.device.now();
         for job in &self.jobs {
             let job = Job { tasks: &job.tasks, inputs: &job.inputs, outputs: &job.outputs, flags };
@@ -223,7 +222,7 @@ impl Resident {
         for fence in &mut self.fences {
             fence.access(deadline).map(drop).map_err(waiting(self.jobs.len()))?;
             let now = self.device.now();
-            waits.push(now.saturating_sub(since));
+            waits.push(now.saturating_sub(since), self.plan.chip.slow_mark);
             since = now;
         }
         Ok((waits, since))
@@ -231,8 +230,8 @@ impl Resident {
 }
 
 pub(crate) fn distrust(report: &RunReport, mark: Duration, count: usize) -> Option<Distrust> {
-    if report.slow {
-        return Some(Distrust::Slow { wait: report.waits.iter().copied().max().unwrap_or_default(), mark });
+    if report.waits.slow > 0 {
+        return Some(Distrust::Slow { wait: report.waits.longest, mark });
     }
     report.missing_sentinels.first().map(|&first| Distrust::Sentinels { count, first })
 }

@@ -77,12 +77,12 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Counts a call. `slow_mark`: from when on a wait is slow.
-    pub(crate) fn count(&mut self, outcome: Result<&RunReport, &RunError>, slow_mark: Duration) {
+    /// Counts a call.
+    pub(crate) fn count(&mut self, outcome: Result<&RunReport, &RunError>) {
         match outcome {
             Ok(report) => {
                 self.trusted += 1;
-                self.add(report, slow_mark);
+                self.add(report);
             }
             Err(RunError::Untrusted { reason, report }) => {
                 self.untrusted += 1;
@@ -90,7 +90,7 @@ impl Counters {
                     // CAST: widening.
                     self.sentinels += *count as u64;
                 }
-                self.add(report, slow_mark);
+                self.add(report);
             }
             Err(RunError::Deadline { .. }) => self.deadlines += 1,
             Err(RunError::Device { .. }) => self.refused += 1,
@@ -98,12 +98,12 @@ impl Counters {
         }
     }
 
-    fn add(&mut self, report: &RunReport, slow_mark: Duration) {
+    fn add(&mut self, report: &RunReport) {
         // CAST: widening.
         self.jobs += report.jobs as u64;
         self.tasks += report.tasks as u64;
         // CAST: widening.
-        self.slow_waits += report.waits.iter().filter(|wait| **wait >= slow_mark).count() as u64;
-        self.longest_wait = report.waits.iter().copied().fold(self.longest_wait, Duration::max);
+        self.slow_waits += report.waits.slow as u64;
+        self.longest_wait = self.longest_wait.max(report.waits.longest);
     }
 }

@@ -126,6 +126,7 @@ struct Run<'a> {
     worker: &'a mut Worker,
     inputs: [u32; 3],
     deadline: Deadline,
+    slow_mark: Duration,
     mark: [u8; ATOM],
     report: RunReport,
     missing: usize,
@@ -151,9 +152,8 @@ impl Worker {
         self.load(&mut loaded, weights.1, options.batched)?;
         self.unsettled = true;
         let inputs = [weights.0, self.features.get().handle(), self.programs.get().handle()];
-        let waits = Vec::with_capacity(loaded.rounds.len());
-        let report = RunReport { tasks: plan.tasks(), waits, ..RunReport::default() };
-        let mut run = Run { worker: self, inputs, deadline, mark, report, missing: 0 };
+        let report = RunReport { tasks: plan.tasks(), ..RunReport::default() };
+        let mut run = Run { worker: self, inputs, deadline, slow_mark, mark, report, missing: 0 };
         let outcome = run.prepare::<T>(&plan, &loaded, first, &second).and_then(|()| {
             run.rounds(&loaded, |run, round, memory| {
                 let mut check = Check { run, plan: &plan, round, memory };
@@ -162,11 +162,10 @@ impl Worker {
                 });
             })
         });
-        let Run { mut report, missing, .. } = run;
+        let Run { report, missing, .. } = run;
         self.loaded = Some(loaded);
         outcome?;
         self.unsettled = false;
-        report.slow = report.waits.iter().any(|wait| *wait >= slow_mark);
         match distrust(&report, slow_mark, missing) {
             Some(reason) => Err(RunError::Untrusted { reason, report: Box::new(report) }),
             None => Ok(report),
@@ -308,7 +307,7 @@ impl Run<'_> {
     ) -> Result<(), RunError> {
         let mut memory = results.get().access(self.deadline).map_err(waiting(round.jobs.len()))?;
         let now = self.worker.device.now();
-        self.report.waits.push(now.saturating_sub(*since));
+        self.report.waits.push(now.saturating_sub(*since), self.slow_mark);
         *since = now;
         gather(self, round, &memory);
         if let Some(next) = loaded.rounds.get(number + 2) {
