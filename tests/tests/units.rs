@@ -163,6 +163,7 @@ fn an_image_starts_what_it_must_and_only_the_gate_marks_a_slot_good() {
     let wanted = [
         "boot-complete.target.requires cairn-gate.service",
         "multi-user.target.wants cairn-gate.service",
+        "multi-user.target.wants cairn-identity.service",
         "multi-user.target.wants healthd.service",
         "multi-user.target.wants npud.service",
         "multi-user.target.wants otad.service",

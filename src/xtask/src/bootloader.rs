@@ -47,6 +47,7 @@ const CASES: &[Case] = &[
     ("a system without tries left falls back to the other", fallback),
     ("a system that was marked good keeps its turn", marked_good),
     ("both systems bad is said, on the command line as well", both_bad),
+    ("whoever a machine is, it is told at every start", identity),
     ("an order without systems is replaced", strange_order),
     ("a system whose kernel is damaged loses its tries", damaged_kernel),
     ("power lost while the state is written leaves the old or the new one", power_loss),
@@ -104,6 +105,20 @@ pub(crate) fn start(disk: &Path) -> Result<String> {
     Ok(bench.boot()?.0)
 }
 
+/// Makes U-Boot's flash: as it is, but that it does not wait for a key.
+///
+/// # Errors
+/// What cannot be fetched, another U-Boot.
+pub(crate) fn make_flash(flash: &Path) -> Result<()> {
+    let firmware = archive::unpacked("u-boot", &Pin::list(UBOOT)?)?.join("usr/lib/u-boot/qemu_arm64/u-boot.bin");
+    let mut bytes = fs::read(&firmware).with_context(|| format!("read {}", firmware.display()))?;
+    let wait = b"bootdelay=2\0";
+    let at = bytes.windows(wait.len()).position(|window| window == wait).context("U-Boot's default is another")?;
+    bytes[at + wait.len() - 2] = b'0';
+    bytes.resize(usize::try_from(FLASH_BYTES)?, 0);
+    Ok(fs::write(flash, bytes)?)
+}
+
 fn a_new_disk(bench: &Bench) -> Result<()> {
     bench.fresh()?;
     bench.boot()?.started("A", "A=2 B=3")?.says("BOTH COPIES OF THE BOOT STATE ARE DAMAGED")?;
@@ -133,6 +148,18 @@ fn both_bad(bench: &Bench) -> Result<()> {
     bench.with_state(["A B", "0", "0"])?;
     bench.boot()?.started("A", "A=0 B=1")?.says("BOTH SYSTEMS ARE BAD")?.says("rauc.slot=A cairn.exhausted")?;
     bench.boot()?.started("B", "A=0 B=0")?.says_not("cairn.exhausted")?;
+    Ok(())
+}
+
+fn identity(bench: &Bench) -> Result<()> {
+    const IDENTITY: &str = "0123456789abcdef0123456789abcdef";
+    bench.with_state(["A B", "1", "3"])?;
+    bench.boot()?.started("A", "A=0 B=3")?.says_not("systemd.machine_id")?;
+    bench.set("MACHINE_ID", IDENTITY)?;
+    // Whatever is damaged, one copy of the two has it.
+    bench.boot()?.started("B", "A=0 B=2")?.says(&format!("systemd.machine_id={IDENTITY}"))?;
+    bench.write(COPIES[0], &[0; 8])?;
+    bench.boot()?.started("B", "A=0 B=1")?.says(&format!("systemd.machine_id={IDENTITY}"))?;
     Ok(())
 }
 
@@ -194,26 +221,15 @@ struct Boot(String);
 impl Bench {
     fn prepare() -> Result<Self> {
         let qemu = qemu::found()?;
-        let firmware = archive::unpacked("u-boot", &Pin::list(UBOOT)?)?.join("usr/lib/u-boot/qemu_arm64/u-boot.bin");
         let folder = step::target().join("bootloader");
         if folder.exists() {
             fs::remove_dir_all(&folder)?;
         }
         fs::create_dir_all(&folder)?;
         let bench = Self { folder, qemu };
-        bench.make_flash(&firmware)?;
+        make_flash(&bench.folder.join("flash"))?;
         bench.make_disk()?;
         Ok(bench)
-    }
-
-    /// U-Boot as it is, but that it does not wait for a key.
-    fn make_flash(&self, firmware: &Path) -> Result<()> {
-        let mut bytes = fs::read(firmware).with_context(|| format!("read {}", firmware.display()))?;
-        let wait = b"bootdelay=2\0";
-        let at = bytes.windows(wait.len()).position(|window| window == wait).context("U-Boot's default is another")?;
-        bytes[at + wait.len() - 2] = b'0';
-        bytes.resize(usize::try_from(FLASH_BYTES)?, 0);
-        Ok(fs::write(self.folder.join("flash"), bytes)?)
     }
 
     fn make_disk(&self) -> Result<()> {

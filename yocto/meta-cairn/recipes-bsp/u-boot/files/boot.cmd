@@ -3,7 +3,9 @@
 #   bootstate ─▶ BOOT_ORDER, BOOT_A_LEFT, BOOT_B_LEFT ─▶ first of the order with tries left ─▶ one try less ─▶ its kernel
 #
 # The variables are RAUC's: it lets a new system have three tries, and gives them back when the system was found healthy.
-# A system that does not come that far loses one at each start, until the other one's turn has come.
+# A system that does not come that far loses one at each start, until the other one's turn has come. MACHINE_ID is who this
+# machine is: its root cannot keep that, so the first start writes it here (cairn-identity.service), and every later one
+# is told.
 #
 # The state lies on the disk that this script came from, in the partition "bootstate", as two copies of a U-Boot
 # environment of 0x4000 bytes with checksum, at 0 and at 0x8000. Linux writes the first alone (fw_env.config), so the first
@@ -15,7 +17,7 @@
 ${devtype} dev ${devnum}
 part start ${devtype} ${devnum} bootstate state_first
 setexpr state_second ${state_first} + 0x40
-setenv state_names BOOT_ORDER BOOT_A_LEFT BOOT_B_LEFT
+setenv state_names BOOT_ORDER BOOT_A_LEFT BOOT_B_LEFT MACHINE_ID
 
 setenv load_state '${devtype} read ${ramdisk_addr_r} ${state_copy} 0x20 && env import -c ${ramdisk_addr_r} 0x4000 ${state_names}'
 setenv save_state 'env export -c -s 0x4000 ${ramdisk_addr_r} ${state_names} && ${devtype} write ${ramdisk_addr_r} ${state_second} 0x20 && ${devtype} write ${ramdisk_addr_r} ${state_first} 0x20'
@@ -23,6 +25,7 @@ setenv save_state 'env export -c -s 0x4000 ${ramdisk_addr_r} ${state_names} && $
 setenv BOOT_ORDER
 setenv BOOT_A_LEFT
 setenv BOOT_B_LEFT
+setenv MACHINE_ID
 setenv state_copy ${state_first}
 if run load_state; then
   true
@@ -74,10 +77,12 @@ part number ${devtype} ${devnum} ${slot_label} slot_part
 setenv system_args_A
 setenv system_args_B
 load ${devtype} ${devnum}:${slot_part} ${ramdisk_addr_r} cmdline.env && env import -t ${ramdisk_addr_r} ${filesize} system_args_A system_args_B
+setenv identity
+test -z "${MACHINE_ID}" || setenv identity systemd.machine_id=${MACHINE_ID}
 if test "${slot}" = A; then
-  setenv bootargs "${system_args_A} rauc.slot=A ${exhausted}"
+  setenv bootargs "${system_args_A} rauc.slot=A ${exhausted} ${identity}"
 else
-  setenv bootargs "${system_args_B} rauc.slot=B ${exhausted}"
+  setenv bootargs "${system_args_B} rauc.slot=B ${exhausted} ${identity}"
 fi
 load ${devtype} ${devnum}:${slot_part} ${ramdisk_addr_r} cairn.fit && bootm ${ramdisk_addr_r}
 
