@@ -12,7 +12,7 @@
 //!
 //! SOURCE: Mesa 25.0.7, src/panfrost/lib/pan_desc.c, pan_emit_tls(), and genxml/v10.xml, "Local Storage".
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use anyhow::{Context, Result, bail};
@@ -35,6 +35,10 @@ pub(crate) struct Report {
     pub(crate) buffers: Vec<(String, u64)>,
     /// Compute jobs.
     pub(crate) jobs: usize,
+    /// Queues that they ran on.
+    pub(crate) queues: BTreeSet<Stream>,
+    /// The allocations that their scratch was in: address and bytes.
+    pub(crate) scratch: BTreeMap<u64, u64>,
     /// What is wrong with them.
     pub(crate) faults: Vec<String>,
 }
@@ -71,7 +75,7 @@ pub(crate) fn read(text: &str) -> Result<Report> {
 }
 
 /// A queue of a group; jobs of two of them may always run at the same time.
-type Stream = (u64, u64);
+pub(crate) type Stream = (u64, u64);
 
 #[derive(Debug, Default)]
 struct Device {
@@ -143,6 +147,7 @@ impl Device {
 
     fn run(&mut self, stream: Stream, slot: u64, descriptor: &[u64; 6]) {
         self.report.jobs += 1;
+        self.report.queues.insert(stream);
         self.check_threads(descriptor);
         if let Some(range) = workgroups(descriptor) {
             self.check_workgroups(stream, &range);
@@ -157,19 +162,20 @@ impl Device {
         if base == 0 {
             return;
         }
-        match self.mapping(base) {
-            Some((start, bytes)) if start == base && bytes == stride * SLOTS => {}
-            Some((start, bytes)) if start == base => self
-                .report
-                .fault(format!("thread storage: a stride of {stride} bytes in an allocation with {}", bytes / SLOTS)),
-            _ => self.report.fault("thread storage: not the start of an allocation".into()),
+        let Some((start, bytes)) = self.mapping(base).filter(|(start, _)| *start == base) else {
+            return self.report.fault("thread storage: not the start of an allocation".into());
+        };
+        self.report.scratch.insert(start, bytes);
+        if bytes != stride * SLOTS {
+            let slot = bytes / SLOTS;
+            self.report.fault(format!("thread storage: a stride of {stride} bytes in an allocation with {slot}"));
         }
     }
 
     fn check_workgroups(&mut self, stream: Stream, range: &Range<u64>) {
-        let mapped = self.mapping(range.start).is_some_and(|(start, bytes)| range.end <= start + bytes);
-        if !mapped {
-            self.report.fault("workgroup storage: beyond its allocation".into());
+        match self.mapping(range.start).filter(|(start, bytes)| range.end <= start + bytes) {
+            Some((start, bytes)) => _ = self.report.scratch.insert(start, bytes),
+            None => self.report.fault("workgroup storage: beyond its allocation".into()),
         }
         let here = self.running.get(&stream).into_iter().flatten().any(|(_, other)| overlap(range, other));
         if here {
@@ -247,6 +253,14 @@ mod tests {
         );
         let inside = THREADS.replace("00400000", "00400010");
         assert_eq!(faults(&format!("run 1 2 3 {inside}\n")), ["thread storage: not the start of an allocation"]);
+    }
+
+    #[test]
+    fn scratch_is_what_descriptors_point_to() {
+        let events = format!("{MAPS}map 1 0x60000000 4096\nrun 1 2 3 {THREADS}\nrun 2 2 3 {GROUPS}\n");
+        let report = read(&events).unwrap();
+        assert_eq!(report.scratch.values().sum::<u64>(), 622_592 + 1_245_184);
+        assert_eq!(report.queues.len(), 2);
     }
 
     #[test]

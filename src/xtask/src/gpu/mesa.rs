@@ -39,6 +39,17 @@ const GENERATIONS: (&str, &str) = ("foreach arch : [6, 7, 10]\n", "foreach arch 
 /// What our patches touch, which is enough to see whether they apply.
 const TOUCHED: &str = "src/panfrost/vulkan";
 
+/// Text of a file of [`TOUCHED`], which is there once, and what stands there instead.
+#[derive(Clone, Copy, Debug, Hash)]
+pub(crate) struct Edit {
+    /// The file.
+    pub(crate) file: &'static str,
+    /// What is there.
+    pub(crate) from: &'static str,
+    /// What stands there instead.
+    pub(crate) to: &'static str,
+}
+
 /// A choice of patches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Variant {
@@ -46,15 +57,15 @@ pub(crate) struct Variant {
     pub(crate) name: &'static str,
     /// Numbers of the patches.
     pub(crate) patches: &'static [&'static str],
-    /// A mistake, for tests that must see it: text of a file of [`TOUCHED`], and what stands there instead.
-    pub(crate) mistake: Option<(&'static str, &'static str, &'static str)>,
+    /// What tests change: a mistake that they must see, or what the version does not offer.
+    pub(crate) edits: &'static [Edit],
 }
 
 /// As released.
-pub(crate) const STOCK: Variant = Variant { name: "stock", patches: &[], mistake: None };
+pub(crate) const STOCK: Variant = Variant { name: "stock", patches: &[], edits: &[] };
 /// With the whole series.
 pub(crate) const PATCHED: Variant =
-    Variant { name: "patched", patches: &["1001", "1002", "1003", "1004", "1005"], mistake: None };
+    Variant { name: "patched", patches: &["1001", "1002", "1003", "1004", "1005"], edits: &[] };
 
 /// A line's patches.
 fn series(line: &str) -> Series {
@@ -186,7 +197,7 @@ fn file_name(library: &str) -> &str {
 fn library_folder(variant: &Variant) -> Result<PathBuf> {
     let series = series(MEASURED);
     let texts = texts(&series, &chosen(&series, variant)?)?;
-    let key = archive::key(&(series.text("base")?, OPTIONS, GENERATIONS, chroot::key(), texts, variant.mistake));
+    let key = archive::key(&(series.text("base")?, OPTIONS, GENERATIONS, chroot::key(), texts, variant.edits));
     Ok(need::cache()?.join("mesa").join(format!("built-{key}")))
 }
 
@@ -227,10 +238,7 @@ fn check_out(tree: &Path, variant: &Variant) -> Result<()> {
     git(tree, &["clean", "--quiet", "--force", "-d"])?;
     let series = series(MEASURED);
     series.apply(tree, &chosen(&series, variant)?)?;
-    if let Some((file, right, wrong)) = variant.mistake {
-        replace(&tree.join(TOUCHED).join(file), right, wrong)?;
-    }
-    Ok(())
+    variant.edits.iter().try_for_each(|edit| replace(&tree.join(TOUCHED).join(edit.file), edit.from, edit.to))
 }
 
 /// Gives all drivers one build ID, which is what Mesa's cache of compiled shaders goes by: no patch is in the compiler.

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::emulated;
 use super::llama::{self, Tree};
-use super::mesa::{self, Variant};
+use super::mesa::{self, Edit, Variant};
 use super::run::{self, Run};
 use crate::patches::check;
 use crate::step::Counts;
@@ -24,12 +24,12 @@ const SLOTS: u64 = 2048 * 19;
 const TELLING: Variant = Variant {
     name: "telling",
     patches: &[],
-    mistake: Some((
-        "csf/panvk_vX_cmd_dispatch.c",
-        "   struct pan_tls_info tlsinfo = {\n      .tls.size = shader->info.tls_size,\n",
-        "   fprintf(stderr, \"scratch %u\\n\", shader->info.tls_size);\n\
-         \x20  struct pan_tls_info tlsinfo = {\n      .tls.size = shader->info.tls_size,\n",
-    )),
+    edits: &[Edit {
+        file: "csf/panvk_vX_cmd_dispatch.c",
+        from: "   struct pan_tls_info tlsinfo = {\n      .tls.size = shader->info.tls_size,\n",
+        to: "   fprintf(stderr, \"scratch %u\\n\", shader->info.tls_size);\n\
+             \x20  struct pan_tls_info tlsinfo = {\n      .tls.size = shader->info.tls_size,\n",
+    }],
 };
 
 /// Constants of a tile, in their order: workgroup, rows, columns, depth, rows and columns of a warp, parts of its rows,
