@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use half::f16;
+use npu::conv::Image;
 use npu::matmul::{F16ToF32, I4, I8, Matrix, Requantised};
 use npu::{
     Activation, Affinity, Chip, Context, ElementNumber, ElementOp, Options, PoolKind, Quant, RunError, Trace, Window,
@@ -200,7 +201,7 @@ fn calls_are_counted_and_told_of() {
     simulator.inject(Lever::LostWrite { task: 0, burst: 0 });
     context.matmul::<I8>(a, b, &mut c).unwrap_err();
     simulator.inject(Lever::Hang { task: 0 });
-    context.pool_global(PoolKind::Max, &[1i8; 4], [2, 2, 1], &mut [0]).unwrap_err();
+    context.pool_global(PoolKind::Max, Image::new(&[1i8; 4], [2, 2, 1]).unwrap(), &mut [0]).unwrap_err();
     context.matmul::<I4>(a, a, &mut c).unwrap_err();
     let counters = context.counters();
     assert_eq!((counters.trusted, counters.untrusted, counters.deadlines), (2, 2, 0));
@@ -268,7 +269,7 @@ fn operate(context: &mut Context, rng: &mut StdRng) -> Result<(), RunError> {
             let picture = bytes(rng, 16 * depth);
             let window = Window { kernel: [2, 2], stride: [2, 2], ..Window::POINT };
             let mut out = vec![0; 4 * depth];
-            context.pool(PoolKind::Max, &window, &picture, [4, 4, depth], &mut out)?;
+            context.pool(PoolKind::Max, &window, Image::new(&picture, [4, 4, depth])?, &mut out)?;
             let at = |row: usize, column: usize, channel: usize| picture[(row * 4 + column) * depth + channel];
             for (index, found) in out.iter().enumerate() {
                 let (row, column, channel) = (index / depth / 2 * 2, index / depth % 2 * 2, index % depth);

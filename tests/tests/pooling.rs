@@ -8,6 +8,7 @@
 use std::fmt::Debug;
 
 use half::f16;
+use npu::conv::Image;
 use npu::matmul::Matrix;
 use npu::pool::{PoolElement, PoolPlan};
 use npu::{Chip, Context, CumulativeSum, ElementType, Options, Padding, PoolKind, RunError, RunReport, Window};
@@ -124,7 +125,7 @@ fn check<T: Case>(kind: PoolKind, window: &Window, shape: [usize; 3]) {
     for mode in MODES {
         let (simulator, mut context) = context(mode);
         let mut output = vec![T::default(); rows * columns * shape[2]];
-        let outcome = context.pool(kind, window, &input, shape, &mut output);
+        let outcome = context.pool(kind, window, Image::new(&input, shape).unwrap(), &mut output);
         outcome.unwrap_or_else(|error| panic!("{what}, {}: {error}; {:?}", mode.0, simulator.faults()));
         let first = first.get_or_insert_with(|| output.clone());
         assert_eq!(*first, output, "{what}, {}", mode.0);
@@ -187,7 +188,7 @@ fn check_global<T: Case>(kind: PoolKind, shape: [usize; 3], passes: usize) {
     for mode in MODES {
         let (simulator, mut context) = context(mode);
         let mut output = vec![T::default(); shape[2]];
-        let outcome = context.pool_global(kind, &input, shape, &mut output);
+        let outcome = context.pool_global(kind, Image::new(&input, shape).unwrap(), &mut output);
         outcome.unwrap_or_else(|error| panic!("{what}: {error}; {:?}", simulator.faults()));
         for (channel, found) in output.iter().enumerate() {
             let values: Vec<f64> = input.iter().skip(channel).step_by(shape[2]).map(|value| value.value()).collect();
@@ -246,8 +247,8 @@ fn refusal<T: PoolElement>(kind: PoolKind, window: &Window, shape: [usize; 3]) -
     let (simulator, mut context) = context(MODES[0]);
     let [rows, columns] = window.output([shape[0], shape[1]]).unwrap_or([1, 1]);
     let input = vec![T::default(); shape.iter().product()];
-    let error =
-        context.pool(kind, window, &input, shape, &mut vec![T::default(); rows * columns * shape[2]]).unwrap_err();
+    let image = Image::new(&input, shape).unwrap();
+    let error = context.pool(kind, window, image, &mut vec![T::default(); rows * columns * shape[2]]).unwrap_err();
     assert_eq!(simulator.counters().jobs, 0, "nothing was submitted");
     error.to_string()
 }
@@ -277,12 +278,12 @@ fn operands_that_do_not_fit_and_numbers_that_nobody_knows_are_refused() {
     let (_simulator, mut context) = context(MODES[0]);
     let window = window([2, 2], [2, 2], [0; 4]);
     let mut pool = |kind, input: &[f16], output: &mut [f16]| -> Result<RunReport, RunError> {
-        context.pool(kind, &window, input, [2, 2, 3], output)
+        context.pool(kind, &window, Image::new(input, [2, 2, 3])?, output)
     };
     let mut input = [f16::ONE; 12];
     let mut output = [f16::ONE; 3];
     let error = pool(PoolKind::Max, &input[1..], &mut output).unwrap_err();
-    assert_eq!(error.to_string(), "input 0 has 22 bytes, 24 are needed");
+    assert_eq!(error.to_string(), "11 values are no picture of [2, 2, 3]");
     let error = pool(PoolKind::Max, &input, &mut output[1..]).unwrap_err();
     assert_eq!(error.to_string(), "output 0 has 4 bytes, 6 are needed");
     input[5] = f16::INFINITY;
@@ -299,7 +300,8 @@ fn a_driver_that_would_not_hear_of_the_result_is_not_asked() {
     for (version, name) in [((0, 0, 0), "0.0.0"), ((1, 2, 0), "1.2.0")] {
         let simulator = Simulator::new(Sim { version, ..Sim::default() });
         let mut context = Context::open(&simulator, &Chip::RK3588, Options::default()).unwrap();
-        let error = context.pool_global(PoolKind::Max, &[1i8; 4], [2, 2, 1], &mut [0]).unwrap_err();
+        let error =
+            context.pool_global(PoolKind::Max, Image::new(&[1i8; 4], [2, 2, 1]).unwrap(), &mut [0]).unwrap_err();
         let expected = format!("driver {name} does not wait for the pooling unit, version 1.3 does");
         assert_eq!(error.to_string(), expected);
         assert_eq!(simulator.counters().jobs, 0);
@@ -312,9 +314,10 @@ fn spoiled(mode: (&str, usize, bool), lever: Lever) -> String {
     let input: Vec<i8> = (0..64 * 64 * 16).map(|i| i as i8).collect();
     let mut output = [5; 16];
     simulator.inject(lever);
-    let error = context.pool_global(PoolKind::Max, &input, [64, 64, 16], &mut output).unwrap_err();
+    let image = Image::new(&input, [64, 64, 16]).unwrap();
+    let error = context.pool_global(PoolKind::Max, image, &mut output).unwrap_err();
     assert_eq!(output, [0; 16], "an unverified result was handed out");
-    context.pool_global(PoolKind::Max, &input, [64, 64, 16], &mut output).unwrap();
+    context.pool_global(PoolKind::Max, image, &mut output).unwrap();
     assert!(output.iter().any(|value| *value != 0));
     assert!(simulator.faults().iter().all(|record| record.fault == Fault::Injected));
     error.to_string()
@@ -348,7 +351,7 @@ fn products_and_pooling_share_a_context() {
         context.matmul::<npu::matmul::I8>(a, b, &mut c).unwrap();
         assert!(c.iter().all(|sum| *sum == 128));
         let mut output = [0; 64];
-        context.pool_global(PoolKind::Max, &picture, [8, 8, 64], &mut output).unwrap();
+        context.pool_global(PoolKind::Max, Image::new(&picture, [8, 8, 64]).unwrap(), &mut output).unwrap();
         assert!(output.iter().all(|value| *value > 90));
     }
     assert!(simulator.faults().is_empty());

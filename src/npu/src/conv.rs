@@ -81,6 +81,11 @@ impl<'a, T> Image<'a, T> {
     }
 
     /// `[h, w, c]`.
+    pub(crate) fn values(&self) -> &'a [T] {
+        self.values
+    }
+
+    /// `[h, w, c]`.
     pub fn shape(&self) -> [usize; 3] {
         self.shape
     }

@@ -22,11 +22,12 @@
 //! 500 ms and looks hung. So pooling is refused on a driver below version 1.3.
 //!
 //! ```
+//! # use npu::conv::Image;
 //! # use npu::{Context, PoolKind, RunError, Window};
 //! # fn halve(context: &mut Context, picture: &[i8]) -> Result<Vec<i8>, RunError> {
 //! let window = Window { kernel: [2, 2], stride: [2, 2], ..Window::POINT };
 //! let mut smaller = vec![0; 112 * 112 * 64];
-//! context.pool(PoolKind::Max, &window, picture, [224, 224, 64], &mut smaller)?;
+//! context.pool(PoolKind::Max, &window, Image::new(picture, [224, 224, 64])?, &mut smaller)?;
 //! # Ok(smaller)
 //! # }
 //! ```
@@ -41,6 +42,7 @@ use std::ops::Range;
 use half::f16;
 
 use crate::context::Context;
+use crate::conv::Image;
 use crate::error::{RunError, RunReport, Unsupported};
 use crate::ops::Window;
 pub use element::PoolElement;
@@ -67,22 +69,21 @@ impl PoolKind {
 }
 
 impl Context {
-    /// Pools `input`, `[h, w, c]` as `shape` says, into `output`, `[h', w', c]` with the extents that [`Window::output`] says.
+    /// Pools `image` into `output`, `[h', w', c]` with the extents that [`Window::output`] says.
     ///
     /// # Errors
-    /// [`RunError::Unsupported`] for what the hardware or the driver cannot do, [`RunError::Size`] for slices that do not
+    /// [`RunError::Unsupported`] for what the hardware or the driver cannot do, [`RunError::Size`] for an output that does not
     /// fit, [`RunError::Value`] for a NaN, and for an infinity in a mean, as nobody knows what the hardware makes of them;
     /// otherwise as [`Context::matmul`]. `output` is then all zeros.
     pub fn pool<T: PoolElement>(
         &mut self,
         kind: PoolKind,
         window: &Window,
-        input: &[T],
-        shape: [usize; 3],
+        image: Image<'_, T>,
         output: &mut [T],
     ) -> Result<RunReport, RunError> {
-        let plan = PoolPlan::new(&self.chip, T::ELEMENT, kind, window, shape)?;
-        self.run_pool(&plan, input, output)
+        let plan = PoolPlan::new(&self.chip, T::ELEMENT, kind, window, image.shape())?;
+        self.run_pool(&plan, image.values(), output)
     }
 
     /// Pools the whole picture into `output`, `[c]`.
@@ -95,12 +96,11 @@ impl Context {
     pub fn pool_global<T: PoolElement>(
         &mut self,
         kind: PoolKind,
-        input: &[T],
-        shape: [usize; 3],
+        image: Image<'_, T>,
         output: &mut [T],
     ) -> Result<RunReport, RunError> {
-        let plan = PoolPlan::global(&self.chip, T::ELEMENT, kind, shape)?;
-        self.run_pool(&plan, input, output)
+        let plan = PoolPlan::global(&self.chip, T::ELEMENT, kind, image.shape())?;
+        self.run_pool(&plan, image.values(), output)
     }
 
     fn run_pool<T: PoolElement>(
@@ -121,12 +121,10 @@ impl Context {
     }
 
     fn check_pool<T: PoolElement>(&self, plan: &PoolPlan, input: &[T], output: &[T]) -> Result<(), RunError> {
-        let size = |what, found: usize, shape: [usize; 3]| {
-            let (found, expected) = (found * size_of::<T>(), shape.iter().product::<usize>() * size_of::<T>());
-            if found == expected { Ok(()) } else { Err(RunError::Size { what, index: 0, found, expected }) }
-        };
-        size("input", input.len(), plan.shape())?;
-        size("output", output.len(), plan.output())?;
+        let (found, expected) = (size_of_val(output), plan.output().iter().product::<usize>() * size_of::<T>());
+        if found != expected {
+            return Err(RunError::Size { what: "output", index: 0, found, expected });
+        }
         if let Some(index) = input.iter().position(|value| !value.known(plan.kind())) {
             return Err(RunError::Value { what: "input", index });
         }
