@@ -72,13 +72,19 @@ fn product_line(product: Product, shape: Shape) {
         millis(plan.time(false)),
         millis(plan.time(true)),
     );
-    let others = MatmulPlan::alternatives(&chip, product, shape, &options).unwrap_or_default();
-    for other in others.iter().filter(|other| **other != plan) {
+    let plans = MatmulPlan::alternatives(&chip, product, shape, &options).unwrap_or_default();
+    if let Some(rule) = plans.first().filter(|rule| **rule != plan) {
+        let tile = rule.tile();
         println!(
-            "    not: {:?} shared, {:.1} MB, {}",
-            other.reuse(),
-            other.bytes() as f64 / 1e6,
-            millis(other.time(true))
+            "    of {} plans; the published rule's: tiles of {} × {} × {}, {:.1} MB, {} and {} with the host's part, instead of {}",
+            plans.len(),
+            tile.rows,
+            tile.depth,
+            tile.columns,
+            rule.bytes() as f64 / 1e6,
+            millis(rule.time(true)),
+            millis(rule.cost()),
+            millis(plan.cost()),
         );
     }
 }

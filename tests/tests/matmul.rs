@@ -196,6 +196,11 @@ const SYMMETRIC: Mode = Mode {
     sim: Sim::batched,
     options: |options| Options { asymmetric_tiles: false, ..options },
 };
+const RULE: Mode = Mode {
+    name: "the published rule",
+    sim: Sim::batched,
+    options: |options| Options { cheapest_plan: false, ..options },
+};
 const SMALL_TILES: Mode = Mode {
     name: "small tiles",
     sim: Sim::batched,
@@ -244,10 +249,13 @@ fn compare<T: Case>(what: &str, found: &[T::Sum], exact: &[(f64, f64)], depth: u
 }
 
 /// One row of the matrix.
-fn check<T: Case>([rows, depth, columns]: [usize; 3], path: Path, mode: Mode) {
-    let what = format!("{} {rows}×{depth}×{columns} {path:?}, {}", T::PRODUCT, mode.name);
+fn check<T: Case>(shape: [usize; 3], path: Path, mode: Mode) {
+    check_modes::<T>(shape, path, &[mode]);
+}
+
+/// The same numbers in every mode: what is exact is found once.
+fn check_modes<T: Case>([rows, depth, columns]: [usize; 3], path: Path, modes: &[Mode]) {
     let mut rng = StdRng::seed_from_u64((rows * 7 + depth * 3 + columns) as u64);
-    let (simulator, mut context) = context(mode);
     let count = match path {
         Path::Batch(count) | Path::Stream(count) => count,
         Path::OneShot | Path::Resident => 1,
@@ -256,23 +264,27 @@ fn check<T: Case>([rows, depth, columns]: [usize; 3], path: Path, mode: Mode) {
     let b: Vec<_> = (0..count).map(|_| random::<T>(&mut rng, columns * depth)).collect();
     let first: Vec<_> = a.iter().map(|a| Matrix::new(a, rows, depth).unwrap()).collect();
     let second: Vec<_> = b.iter().map(|b| Matrix::new(b, columns, depth).unwrap()).collect();
-    let mut c = vec![vec![T::Sum::default(); rows * columns]; count];
-    let mut results: Vec<&mut [T::Sum]> = c.iter_mut().map(Vec::as_mut_slice).collect();
-    let outcome = match path {
-        Path::OneShot => context.matmul::<T>(first[0], second[0], results[0]),
-        Path::Batch(_) => context.matmul_batch::<T>(&first, &second, &mut results),
-        Path::Stream(_) => context.matmul_stream::<T>(first[0], &second, &mut results),
-        Path::Resident => {
-            let weights = context.pack_weights::<T>(second[0]).unwrap();
-            context.matmul_resident::<T>(first[0], &weights, results[0])
-        }
-    };
-    outcome.unwrap_or_else(|error| panic!("{what}: {error}; {:?}", simulator.faults()));
-    let shape = Shape { rows: pad_rows(rows), depth, columns };
-    let tiles = MatmulPlan::resident(&Chip::RK3588, T::PRODUCT, shape, &options(mode)).unwrap().tiles().depth;
-    for (index, c) in c.iter().enumerate() {
-        let a = if matches!(path, Path::Stream(_)) { &a[0] } else { &a[index] };
-        compare::<T>(&what, c, &exact::<T>(a, &b[index], depth), depth, tiles);
+    let shared = matches!(path, Path::Stream(_));
+    let sums: Vec<_> = (0..count).map(|i| exact::<T>(&a[if shared { 0 } else { i }], &b[i], depth)).collect();
+    for &mode in modes {
+        let what = format!("{} {rows}×{depth}×{columns} {path:?}, {}", T::PRODUCT, mode.name);
+        let (simulator, mut context) = context(mode);
+        let mut c = vec![vec![T::Sum::default(); rows * columns]; count];
+        let mut results: Vec<&mut [T::Sum]> = c.iter_mut().map(Vec::as_mut_slice).collect();
+        let outcome = match path {
+            Path::OneShot => context.matmul::<T>(first[0], second[0], results[0]),
+            Path::Batch(_) => context.matmul_batch::<T>(&first, &second, &mut results),
+            Path::Stream(_) => context.matmul_stream::<T>(first[0], &second, &mut results),
+            Path::Resident => {
+                let weights = context.pack_weights::<T>(second[0]).unwrap();
+                context.matmul_resident::<T>(first[0], &weights, results[0])
+            }
+        };
+        outcome.unwrap_or_else(|error| panic!("{what}: {error}; {:?}", simulator.faults()));
+        let shape = Shape { rows: pad_rows(rows), depth, columns };
+        let plan = if path == Path::Resident { MatmulPlan::resident } else { MatmulPlan::new };
+        let tiles = plan(&Chip::RK3588, T::PRODUCT, shape, &options(mode)).unwrap().tiles().depth;
+        c.iter().zip(&sums).for_each(|(c, sums)| compare::<T>(&what, c, sums, depth, tiles));
     }
 }
 
@@ -298,18 +310,13 @@ fn every_number_of_rows_is_right() {
 const SHAPES: [[usize; 3]; 3] = [[260, 800, 320], [20, 9248, 64], [12, 32, 64]];
 
 fn check_paths<T: Case>() {
-    for shape in SHAPES {
-        for mode in [STOCK, BATCHED] {
-            check::<T>(shape, Path::OneShot, mode);
-        }
-    }
-    let shape = SHAPES[0];
-    for mode in [SINGLE, SMALL_TILES, SHARED_FEATURES, SHARED_WEIGHTS, SYMMETRIC] {
-        check::<T>(shape, Path::OneShot, mode);
-    }
+    let modes = [STOCK, BATCHED, SINGLE, SHARED_FEATURES, SHARED_WEIGHTS, SYMMETRIC, RULE];
+    check_modes::<T>(SHAPES[0], Path::OneShot, &modes);
+    SHAPES[1..].iter().for_each(|shape| check_modes::<T>(*shape, Path::OneShot, &[STOCK, BATCHED]));
+    // Small tiles have as many edges in a small shape.
+    check::<T>([28, 160, 192], Path::OneShot, SMALL_TILES);
     for path in [Path::Batch(4), Path::Resident, Path::Stream(2)] {
-        check::<T>([60, 800, 320], path, STOCK);
-        check::<T>([60, 800, 320], path, BATCHED);
+        check_modes::<T>([60, 800, 320], path, &[STOCK, BATCHED]);
     }
     check::<T>([1000, 96, 64], Path::Resident, BATCHED);
 }
@@ -317,10 +324,8 @@ fn check_paths<T: Case>() {
 #[test]
 fn half_precision_is_right_on_every_path() {
     check_paths::<F16>();
-    for mode in [ON_HOST, UNCHAINED, HOST_ORDER] {
-        check::<F16>(SHAPES[0], Path::OneShot, mode);
-        check::<F16>(SHAPES[1], Path::OneShot, mode);
-        check::<F16>([4, 2048, 512], Path::OneShot, mode);
+    for shape in [SHAPES[0], SHAPES[1], [4, 2048, 512]] {
+        check_modes::<F16>(shape, Path::OneShot, &[ON_HOST, UNCHAINED, HOST_ORDER]);
     }
 }
 
@@ -354,9 +359,8 @@ fn tf32_is_right_on_every_path() {
 
 #[test]
 fn sixteen_bit_integers_saturate_on_every_path() {
-    for mode in [STOCK, BATCHED, SINGLE, SHARED_FEATURES] {
-        check::<I16>([260, 800, 320], Path::OneShot, mode);
-        check::<I16>([4, 4096, 64], Path::OneShot, mode);
+    for shape in [[260, 800, 320], [4, 4096, 64]] {
+        check_modes::<I16>(shape, Path::OneShot, &[STOCK, BATCHED, SINGLE, SHARED_FEATURES]);
     }
     check::<I16>([60, 800, 320], Path::Batch(3), BATCHED);
     check::<I16>([60, 800, 320], Path::Resident, BATCHED);
@@ -373,6 +377,7 @@ fn drawn(seed: u64) -> Options {
         chain_accumulation: rng.random(),
         reuse: reuse[rng.random_range(0..4)],
         asymmetric_tiles: rng.random(),
+        cheapest_plan: rng.random(),
         host_order: rng.random(),
         tile_rows: rng.random_range(1..300),
         tile_columns: rng.random_range(1..300),
@@ -503,12 +508,20 @@ fn results_depend_neither_on_workers_nor_on_batching() {
     let mut rng = StdRng::seed_from_u64(9);
     let (a, b) = (random::<F16>(&mut rng, rows * depth), random::<F16>(&mut rng, columns * depth));
     let (a, b) = (Matrix::new(&a, rows, depth).unwrap(), Matrix::new(&b, columns, depth).unwrap());
-    let mut one = vec![f16::ZERO; rows * columns];
-    context(SINGLE).1.matmul::<F16>(a, b, &mut one).unwrap();
+    let product = |mode: Mode, cheapest_plan: bool| {
+        let simulator = Simulator::new((mode.sim)());
+        let options = Options { cheapest_plan, ..options(mode) };
+        let mut c = vec![f16::ZERO; rows * columns];
+        Context::open(&simulator, &Chip::RK3588, options).unwrap().matmul::<F16>(a, b, &mut c).unwrap();
+        c
+    };
+    let one = product(SINGLE, true);
+    for mode in [STOCK, BATCHED] {
+        assert_eq!(product(mode, true), one, "{}", mode.name);
+    }
+    let rule = product(SINGLE, false);
     for mode in [STOCK, BATCHED, UNCHAINED, SHARED_FEATURES, HOST_ORDER] {
-        let mut other = vec![f16::ZERO; rows * columns];
-        context(mode).1.matmul::<F16>(a, b, &mut other).unwrap();
-        assert_eq!(one, other, "{}", mode.name);
+        assert_eq!(product(mode, false), rule, "{}", mode.name);
     }
     let mut items = [vec![f16::ZERO; rows * columns], vec![f16::ZERO; rows * columns]];
     let mut results: Vec<&mut [f16]> = items.iter_mut().map(Vec::as_mut_slice).collect();
@@ -529,7 +542,7 @@ fn kicks(sim: Sim, options: Options) -> (u64, u64, u64) {
 
 #[test]
 fn a_job_is_one_kick_only_where_the_driver_and_the_options_say_so() {
-    let options = || Options { workers: 1, ..Options::default() };
+    let options = || Options { workers: 1, cheapest_plan: false, ..Options::default() };
     assert_eq!(kicks(Sim::batched(), options()), (1, 1, 2));
     assert_eq!(kicks(Sim::default(), options()), (1, 2, 2), "stock");
     assert_eq!(kicks(Sim { version: (1, 0, 9), ..Sim::batched() }, options()), (1, 2, 2), "too old");

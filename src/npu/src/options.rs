@@ -25,17 +25,21 @@ pub struct Options {
     /// One kick for all tasks of a job, where the driver can do that (version 1.1) and is not told otherwise. A driver
     /// that cannot is never given a chained program. `CAIRN_NPU_BATCHED`.
     pub batched: bool,
-    /// Half-precision products of more than one depth tile are summed by the NPU, rounded to half precision after each
+    /// Half-precision products of more than one depth tile may be summed by the NPU, rounded to half precision after each
     /// tile. Otherwise single-precision partial sums are added in double precision. `CAIRN_NPU_ACCUMULATE_ON_CHIP`.
     pub accumulate_on_chip: bool,
-    /// All depth tiles that are summed on the chip are one job. Otherwise every depth tile is a job of its own.
+    /// All depth tiles that are summed on the chip may be one job. Otherwise every depth tile is a job of its own.
     /// `CAIRN_NPU_CHAIN_ACCUMULATION`.
     pub chain_accumulation: bool,
     /// Which operand stays in the on-chip buffer from one task to the next. `CAIRN_NPU_REUSE`.
     pub reuse: OperandReuse,
-    /// Tiles of 128 columns and more depth, where a product has many tiles of columns and of depth.
+    /// Tiles of fewer rows or columns and more depth. Otherwise as many rows and columns as allowed.
     /// `CAIRN_NPU_ASYMMETRIC_TILES`.
     pub asymmetric_tiles: bool,
+    /// Of several ways to cut and to sum a product the cheapest by the cost model, so that options which change what is
+    /// cheap may change how real results are rounded. Otherwise the published rule's.
+    /// `CAIRN_NPU_CHEAPEST_PLAN`.
+    pub cheapest_plan: bool,
     /// 16-bit and 8-bit factors are read and results written in host order, without packing. Slower on the device per
     /// byte, as rows are scattered. `CAIRN_NPU_HOST_ORDER`.
     pub host_order: bool,
@@ -86,6 +90,7 @@ impl Default for Options {
             chain_accumulation: true,
             reuse: OperandReuse::Auto,
             asymmetric_tiles: true,
+            cheapest_plan: true,
             host_order: false,
             symmetric_int4: false,
             transposed_on_chip: true,
@@ -123,6 +128,7 @@ impl Options {
             ("CAIRN_NPU_ACCUMULATE_ON_CHIP", &mut self.accumulate_on_chip),
             ("CAIRN_NPU_CHAIN_ACCUMULATION", &mut self.chain_accumulation),
             ("CAIRN_NPU_ASYMMETRIC_TILES", &mut self.asymmetric_tiles),
+            ("CAIRN_NPU_CHEAPEST_PLAN", &mut self.cheapest_plan),
             ("CAIRN_NPU_HOST_ORDER", &mut self.host_order),
             ("CAIRN_NPU_SYMMETRIC_INT4", &mut self.symmetric_int4),
             ("CAIRN_NPU_TRANSPOSED_ON_CHIP", &mut self.transposed_on_chip),
