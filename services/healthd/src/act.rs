@@ -136,7 +136,7 @@ pub fn rebind(root: &Path) -> Result<()> {
             bail!("core {core} is {}, not suspended: it may be in use", text.trim());
         }
     }
-    // The cores share one DRM device, which goes with the last of them; so all are unbound first.
+    // All are unbound first: with the last core the stock driver lets its DRM device go, and makes a new one with the next.
     for action in ["unbind", "bind"] {
         for core in &cores {
             let file = root.join(DRIVER).join(action);
