@@ -19,9 +19,9 @@ use npu_device::{Driver, FaultMonitor};
 struct Arguments {
     #[command(flatten)]
     common: kit::Arguments,
-    /// Device node of the NPU
-    #[arg(long, value_name = "PATH", default_value = "/dev/accel/accel0")]
-    device: PathBuf,
+    /// Device node of the NPU [default: that of the rocket driver]
+    #[arg(long, value_name = "PATH")]
+    device: Option<PathBuf>,
     /// Drive a simulated NPU instead of the device
     #[cfg(feature = "simulator")]
     #[arg(long, conflicts_with = "device")]
@@ -52,7 +52,8 @@ fn open(arguments: &Arguments) -> anyhow::Result<Npu> {
     }
     let monitor = KernelLog::open().map(|log| Arc::new(log) as Arc<dyn FaultMonitor>);
     let monitor = monitor.inspect_err(|error| tracing::warn!(%error, "verdicts do without the kernel log")).ok();
-    Ok((Arc::new(Rocket::at(&arguments.device)), monitor))
+    let driver = arguments.device.as_ref().map_or_else(Rocket::anywhere, Rocket::at);
+    Ok((Arc::new(driver), monitor))
 }
 
 #[cfg(test)]

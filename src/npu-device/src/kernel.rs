@@ -13,27 +13,75 @@ use crate::{BoInfo, Deadline, Device, Driver, DriverInfo, Errno, Error, Job, Map
 /// Where the module parameter of the batched extension stands; absent on mainline. SOURCE: npu-spec 8.5.
 const BATCH_PARAMETER: &str = "/sys/module/rocket/parameters/rocket_batch_submit";
 
-/// The kernel driver at a device node.
+/// Where the nodes of all accelerators are. SOURCE: accel_devnode, drivers/accel/drm_accel.c.
+const NODES: &str = "/dev/accel";
+
+/// The kernel driver.
 #[derive(Clone, Debug)]
 pub struct Rocket {
-    node: PathBuf,
+    place: Place,
+}
+
+/// Where its node is.
+#[derive(Clone, Debug)]
+enum Place {
+    Node(PathBuf),
+    /// One of the nodes in this folder.
+    Folder(PathBuf),
 }
 
 impl Rocket {
-    /// The driver at `node`, `/dev/accel/accel0` on a board with one NPU.
+    /// The driver at `node`, `/dev/accel/accel0` on a board with one accelerator.
     pub fn at(node: impl Into<PathBuf>) -> Self {
-        Self { node: node.into() }
+        Self { place: Place::Node(node.into()) }
+    }
+
+    /// The driver at whichever node is its own, looked for at each opening: the kernel numbers the nodes of all
+    /// accelerators in the order in which they come, and come again.
+    pub fn anywhere() -> Self {
+        Self::within(NODES)
+    }
+
+    fn within(folder: impl Into<PathBuf>) -> Self {
+        Self { place: Place::Folder(folder.into()) }
     }
 }
 
 impl Driver for Rocket {
     fn open(&self) -> Result<Arc<dyn Device>> {
-        Ok(Arc::new(File::open(&self.node)?))
+        let file = match &self.place {
+            Place::Node(node) => File::open(node),
+            Place::Folder(folder) => find(folder),
+        };
+        Ok(Arc::new(file?))
     }
 
     fn describe(&self) -> String {
-        self.node.display().to_string()
+        let (Place::Node(path) | Place::Folder(path)) = &self.place;
+        path.display().to_string()
     }
+}
+
+/// The first node that is rocket's. Where none can be opened, the error is that of a node that might have been.
+fn find(folder: &Path) -> Result<File> {
+    let open = |error: std::io::Error| Error::Open {
+        path: folder.into(),
+        source: Errno::from_io_error(&error).unwrap_or(Errno::IO),
+    };
+    let mut nodes: Vec<PathBuf> = Vec::new();
+    for entry in fs::read_dir(folder).map_err(open)? {
+        nodes.push(entry.map_err(open)?.path());
+    }
+    nodes.sort();
+    let mut why = Error::Open { path: folder.into(), source: Errno::NODEV };
+    for node in nodes {
+        match File::open(&node) {
+            Ok(file) => return Ok(file),
+            Err(Error::NotRocket { .. }) => {}
+            Err(error) => why = error,
+        }
+    }
+    Err(why)
 }
 
 /// One open file.
@@ -247,6 +295,26 @@ mod tests {
     fn a_node_of_another_driver_is_refused() {
         let error = Rocket::at("/dev/null").open().unwrap_err();
         assert_eq!(error.errno(), Some(Errno::NOTTY));
+    }
+
+    #[test]
+    fn a_folder_without_a_node_of_rocket_is_named_or_the_node_that_might_have_been() {
+        let folder = std::env::temp_dir().join(format!("npu-device-nodes-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        let driver = Rocket::within(&folder);
+        let error = driver.open().unwrap_err();
+        assert_eq!((error.to_string(), error.errno()), (driver_error(&folder), Some(Errno::NOENT)));
+        fs::create_dir(&folder).unwrap();
+        let error = driver.open().unwrap_err();
+        assert_eq!((error.to_string(), error.errno()), (driver_error(&folder), Some(Errno::NODEV)));
+        std::os::unix::fs::symlink("/dev/null", folder.join("accel0")).unwrap();
+        let error = driver.open().unwrap_err();
+        assert_eq!((error.to_string(), error.errno()), (driver_error(&folder.join("accel0")), Some(Errno::NOTTY)));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    fn driver_error(path: &Path) -> String {
+        format!("open {}", path.display())
     }
 
     #[test]
