@@ -91,6 +91,8 @@ const PATCHED: &[Check] = &[
     ("crowds of clients leave nothing behind", crowds),
     ("all cores worked", cores),
     ("cores may be unbound and bound again in another order", kernel::other_order),
+    ("cores may be unbound while a file is open", kernel::open_file),
+    ("a core sleeps after its job failed", kernel::sleeps),
 ];
 
 /// What a stock driver is not checked for, because it does not survive it.

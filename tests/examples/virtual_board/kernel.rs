@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use npu_device::kernel::Rocket;
-use npu_device::{Device, Driver, Errno};
+use npu_device::{Deadline, Device, Driver, Errno};
 
 use crate::clients::NODE;
 use crate::driver::{Bench, Outcome};
@@ -26,6 +26,8 @@ const SMALL_GROUP: &str = "/sys/fs/cgroup/small";
 const ROOT_GROUP: &str = "/sys/fs/cgroup";
 /// Names the file that the driver was loaded from.
 const MODULE: &str = "ROCKET_MODULE";
+/// TIMEOUT: on the board's clock; the driver lets a core sleep 50 ms after its last job.
+const ASLEEP: Duration = Duration::from_secs(5);
 /// What the board must have for a buffer of 2 GiB, with the kernel and the programs beside it.
 const LARGE_KIB: u64 = 2600 << 10;
 
@@ -247,6 +249,39 @@ pub(crate) fn single_core(bench: &Bench) -> Outcome {
     println!("# {more} more objects of kmalloc after {FILES} files");
     same(&format!("{more} objects are a leak"), more > i64::from(FILES) / 2, false)?;
     bench.works()
+}
+
+/// The job in flight ends, later ones fail for as long as there is no core, and the node and the file stay what they are.
+pub(crate) fn open_file(bench: &Bench) -> Outcome {
+    let loaded = bench.open()?;
+    bench.port.pull(Lever::Slow, 100_000);
+    let kicks = bench.port.kicks();
+    same("SUBMIT", loaded.submit(&loaded.job), None)?;
+    await_kicks(bench, kicks + 1)?;
+    CORES.iter().try_for_each(|core| unbind(core))?;
+    same("PREP_BO after the cores went", loaded.prep(Deadline::POLL), None)?;
+    same("SUBMIT without cores", loaded.submit(&loaded.job), None)?;
+    same("PREP_BO without cores", loaded.wait(), Some(Errno::IO))?;
+    let opened = Rocket::at(NODE).open().err().and_then(|error| error.errno());
+    same("open without cores", opened, Some(Errno::NODEV))?;
+    CORES.iter().try_for_each(|core| bind(core))?;
+    same("SUBMIT", loaded.submit(&loaded.job), None)?;
+    same("PREP_BO", loaded.wait(), None)?;
+    bench.works()
+}
+
+/// Whether the cores are suspended as soon as nothing runs, also after a reset.
+pub(crate) fn sleeps(bench: &Bench) -> Outcome {
+    hang(bench)?;
+    let awake = || {
+        let status = |core: &&&str| fs::read_to_string(format!("{DRIVER}/{core}/power/runtime_status")).unwrap();
+        CORES.iter().filter(|core| status(core).trim() != "suspended").collect::<Vec<_>>()
+    };
+    let start = Instant::now();
+    while start.elapsed() < ASLEEP && !awake().is_empty() {
+        thread::yield_now();
+    }
+    same("cores awake", awake(), Vec::new())
 }
 
 /// Afterwards every core still has its own number, which the device checks, and works at the same time as the others.
