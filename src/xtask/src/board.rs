@@ -41,7 +41,7 @@ pub(crate) enum Action {
         /// For how many seconds of the board's clock each of two crowds of clients works, instead of a few rounds.
         #[arg(long)]
         seconds: Option<u32>,
-        /// The line of the patches; of another one than the kernel's, only the driver with patches is tested.
+        /// The line of the patches, and of the kernel; of 6.18 only the driver with patches is tested.
         #[arg(long, default_value = kmod::LINE)]
         line: String,
         /// Leaves a patch out, and what does not apply without it; only the driver with the others is tested.
@@ -51,7 +51,7 @@ pub(crate) enum Action {
         #[arg(long, default_value_t = qemu::MEMORY)]
         memory: u32,
     },
-    /// For each patch: a driver without it does not pass the check that `kernel-patches/README.md` names. What takes the
+    /// For each patch: on its line's kernel, a driver without it does not pass the check that `kernel-patches/README.md` names. What takes the
     /// kernel down ends the run, and is named alone.
     Needed {
         /// The line of the patches.
@@ -77,8 +77,8 @@ pub(crate) fn run(action: &Action) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Action::Run { command } => {
-            let initramfs = guest::command(&command.join(" "))?;
-            let status = Machine::start(&initramfs, qemu::MEMORY)?.pass_through(Input::Nothing)?;
+            let boot = guest::command(&command.join(" "))?;
+            let status = Machine::start(&boot, qemu::MEMORY)?.pass_through(Input::Nothing)?;
             Ok(if status == Some(0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         Action::Test { seconds, line, without, memory } => {
@@ -126,8 +126,8 @@ pub(crate) fn run_tests(counts: &mut Counts) -> Result<()> {
 /// # Errors
 /// As [`run`], a guest that ends before it has finished.
 fn test(plan: &Plan, memory: u32, limit: Duration, counts: &mut Counts) -> Result<()> {
-    let initramfs = guest::tests(plan)?;
-    let status = Machine::start(&initramfs, memory)?.follow(limit, |line| tally(line, counts))?;
+    let boot = guest::tests(plan)?;
+    let status = Machine::start(&boot, memory)?.follow(limit, |line| tally(line, counts))?;
     match status {
         Some(0) => Ok(()),
         Some(status) => bail!("the guest's tests ended with {status}"),

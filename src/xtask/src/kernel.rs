@@ -38,6 +38,7 @@ const PARTS: &[&str] = &[
     "arch/arm64",
     "arch/x86/entry/syscalls",
     "drivers/accel",
+    "drivers/gpu/drm/*.[ch]",
     "drivers/iommu",
     "include",
     "kernel",

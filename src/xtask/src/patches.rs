@@ -78,9 +78,7 @@ fn builds(line: &Line, counts: &mut Counts) {
     check(counts, &format!("kernel {}: overlays apply", line.name), || overlays::apply(line));
     if line.name == kmod::LINE {
         for driver in [Driver::Stock, Driver::Patched] {
-            check(counts, &format!("rocket.ko for {}: {driver:?}", kmod::RELEASE), || {
-                kmod::rocket(line, driver).map(drop)
-            });
+            check(counts, &format!("rocket.ko for {}: {driver:?}", line.name), || kmod::rocket(line, driver).map(drop));
         }
     }
 }

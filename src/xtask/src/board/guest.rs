@@ -12,17 +12,12 @@ use super::qemu;
 use crate::archive::{self, Pin};
 use crate::cross::{self, Linking};
 use crate::kernel::Line;
-use crate::kmod::{self, Driver, RELEASE};
+use crate::kmod::{self, Driver, Kernel};
 use crate::need::{self, CPIO, CROSS_COMPILER, CROSS_LIBC, MAKE, Need};
 use crate::{kernel, step};
 
 /// How many rounds each client of a crowd works, if nobody says more.
 pub(crate) const ROUNDS: u32 = 4;
-/// The kernel and its modules.
-const KERNEL: &str = "\
-0bbfeddbecdea8ab294daf09eb5cc1f4405af5c044b4b7aa57f5d1eaa205530f  pool/main/l/linux-signed-arm64/linux-binary-7.3.4+deb13-arm64_7.3.4-1~bpo13+1_arm64.deb
-df2a118b535e735230717512a9fe4d30b0c24a3c6e68470d5d13e9a08ddfd29a  pool/main/l/linux/linux-modules-7.3.4+deb13-arm64_7.3.4-1~bpo13+1_arm64.deb
-";
 /// The modules that the driver stands on, in the order in which they load.
 const MODULES: &[&str] = &[
     "gpu/drm/drm",
@@ -56,6 +51,13 @@ pub(crate) fn needs() -> Vec<Need> {
     [qemu::NEEDS, need::QEMU_LIBRARIES, &own].concat()
 }
 
+/// What the machine boots.
+#[derive(Debug)]
+pub(crate) struct Boot {
+    pub(crate) kernel: PathBuf,
+    pub(crate) initramfs: PathBuf,
+}
+
 /// What the guest's first program does after it has loaded what it needs.
 enum Work<'a> {
     Shell,
@@ -66,7 +68,8 @@ enum Work<'a> {
 /// Tests: steps, as `tests/board/init.sh` reads them, and the drivers that they load, by name.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    drivers: Vec<(String, Line, Driver)>,
+    line: Line,
+    drivers: Vec<(String, Driver)>,
     steps: Vec<String>,
     crowd: String,
 }
@@ -75,21 +78,22 @@ impl Plan {
     /// The stock driver against ours, and npud on ours. `crowd`: how long crowds of clients work.
     pub(crate) fn whole(crowd: String) -> Self {
         let steps = ["driver stock 7.3", "driver patched cairn", "service"];
-        Self { drivers: drivers(), steps: steps.map(str::to_owned).into(), crowd }
+        Self { line: Line::named(kmod::LINE), drivers: drivers(), steps: steps.map(str::to_owned).into(), crowd }
     }
 
     /// The driver of a line with its patches, or without one of them, alone.
     pub(crate) fn alone(line: &Line, driver: Driver, crowd: String) -> Self {
-        let drivers = vec![("patched".into(), line.clone(), driver)];
-        Self { drivers, steps: vec!["driver patched cairn".into()], crowd }
+        let drivers = vec![("patched".into(), driver)];
+        Self { line: line.clone(), drivers, steps: vec!["driver patched cairn".into()], crowd }
     }
 
     /// Drivers without a patch each, and the check that they should not pass.
     pub(crate) fn lacking(line: &Line, checks: &[(u32, String)]) -> Self {
         let name = |number: &u32| format!("{}-without-{number:04}", line.name);
-        let drivers = checks.iter().map(|(number, _)| (name(number), line.clone(), Driver::Without(*number)));
+        let drivers = checks.iter().map(|(number, _)| (name(number), Driver::Without(*number)));
         let steps = checks.iter().map(|(number, check)| format!("lacking {} {check}", name(number)));
-        Self { drivers: drivers.collect(), steps: steps.collect(), crowd: ROUNDS.to_string() }
+        let (drivers, steps) = (drivers.collect(), steps.collect());
+        Self { line: line.clone(), drivers, steps, crowd: ROUNDS.to_string() }
     }
 
     fn has_service(&self) -> bool {
@@ -98,50 +102,37 @@ impl Plan {
 }
 
 /// The drivers of a board that is not for tests.
-fn drivers() -> Vec<(String, Line, Driver)> {
-    let line = Line::named(kmod::LINE);
-    vec![("stock".into(), line.clone(), Driver::Stock), ("patched".into(), line, Driver::Patched)]
+fn drivers() -> Vec<(String, Driver)> {
+    vec![("stock".into(), Driver::Stock), ("patched".into(), Driver::Patched)]
 }
 
 /// An initramfs that ends in a shell.
 ///
 /// # Errors
 /// What cannot be fetched or built.
-pub(crate) fn interactive() -> Result<PathBuf> {
-    initramfs("up", &Work::Shell)
+pub(crate) fn interactive() -> Result<Boot> {
+    boot("up", &Work::Shell)
 }
 
 /// An initramfs that runs a command line.
 ///
 /// # Errors
 /// As [`interactive`].
-pub(crate) fn command(line: &str) -> Result<PathBuf> {
-    initramfs("run", &Work::Command(line))
+pub(crate) fn command(line: &str) -> Result<Boot> {
+    boot("run", &Work::Command(line))
 }
 
 /// An initramfs that runs tests.
 ///
 /// # Errors
 /// As [`interactive`].
-pub(crate) fn tests(plan: &Plan) -> Result<PathBuf> {
-    initramfs("test", &Work::Tests(plan))
-}
-
-/// The kernel.
-///
-/// # Errors
-/// What cannot be fetched.
-pub(crate) fn kernel() -> Result<PathBuf> {
-    Ok(modules_folder()?.join("vmlinuz"))
+pub(crate) fn tests(plan: &Plan) -> Result<Boot> {
+    boot("test", &Work::Tests(plan))
 }
 
 /// The program that is the board's NPU. An initramfs was made before, and with it this.
 pub(crate) fn peer() -> PathBuf {
     step::target().join("debug/npu-board")
-}
-
-fn modules_folder() -> Result<PathBuf> {
-    Ok(archive::unpacked("linux-arm64", &Pin::list(KERNEL)?)?.join("usr/lib/modules").join(RELEASE))
 }
 
 /// Builds what runs on this machine.
@@ -155,13 +146,19 @@ fn build_for_host() -> Result<()> {
     Ok(())
 }
 
-fn initramfs(name: &str, work: &Work<'_>) -> Result<PathBuf> {
+fn boot(name: &str, work: &Work<'_>) -> Result<Boot> {
     need::require(&needs())?;
+    let (line, drivers, crowd) = match work {
+        Work::Tests(plan) => (plan.line.clone(), plan.drivers.clone(), plan.crowd.clone()),
+        Work::Shell | Work::Command(_) => (Line::named(kmod::LINE), drivers(), ROUNDS.to_string()),
+    };
+    let image = archive::unpacked("linux-arm64", &Pin::list(Kernel::of(&line)?.image)?)?;
     let folder = step::target().join("board");
     let (root, archive) = (folder.join(name), folder.join(format!("{name}.cpio")));
     let _ = fs::remove_dir_all(&root);
     fs::create_dir_all(&root)?;
     system(&root)?;
+    modules(&line, &image, &root.join("modules"))?;
     programs(&root)?;
     let say = |name: &str, text: &str| fs::write(root.join("board").join(name), format!("{text}\n"));
     match work {
@@ -169,22 +166,18 @@ fn initramfs(name: &str, work: &Work<'_>) -> Result<PathBuf> {
         Work::Command(line) => say("mode", "command").and_then(|()| say("command", line))?,
         Work::Tests(plan) => say("mode", "tests").and_then(|()| say("plan", &plan.steps.join("\n")))?,
     }
-    let (drivers, crowd) = match work {
-        Work::Tests(plan) => (plan.drivers.clone(), plan.crowd.clone()),
-        Work::Shell | Work::Command(_) => (drivers(), ROUNDS.to_string()),
-    };
     say("crowd", &crowd)?;
-    for (name, line, driver) in drivers {
+    for (name, driver) in drivers {
         strip(&kmod::rocket(&line, driver)?, &root.join(format!("modules/rocket-{name}.ko")))?;
     }
     if matches!(work, Work::Tests(plan) if plan.has_service()) {
         expectations(&root)?;
     }
     pack(&root, &archive)?;
-    Ok(archive)
+    Ok(Boot { kernel: image.join(Kernel::of(&line)?.place), initramfs: archive })
 }
 
-/// What is not ours: shell, modules, bus.
+/// What is not ours: shell, bus.
 fn system(root: &Path) -> Result<()> {
     let bus = archive::unpacked("bus-arm64", &Pin::list(BUS)?)?;
     copy_tree(&bus.join("usr/lib/aarch64-linux-gnu"), &root.join("usr/lib/aarch64-linux-gnu"))?;
@@ -197,21 +190,32 @@ fn system(root: &Path) -> Result<()> {
     let shell = archive::unpacked("busybox-arm64", &Pin::list(SHELL)?)?;
     copy(&shell.join("usr/bin/busybox"), &root.join("bin/busybox"))?;
     copy(&step::workspace().join("tests/board/init.sh"), &root.join("init"))?;
-    fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755))?;
+    Ok(fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755))?)
+}
+
+/// The kernel's modules that the driver needs, and a file that tells their order.
+fn modules(line: &Line, image: &Path, into: &Path) -> Result<()> {
+    let kernel = Kernel::of(line)?;
+    let from = image.join("usr/lib/modules").join(kernel.release).join("kernel/drivers");
     let mut order = String::new();
     for module in MODULES {
         let name = module.rsplit('/').next().unwrap_or(module);
-        let packed = modules_folder()?.join(format!("kernel/drivers/{module}.ko.xz"));
+        order.push_str(&format!("{name}\n"));
+        let to = into.join(format!("{name}.ko"));
+        if name == "drm" && !kernel.has_accelerators {
+            strip(&kmod::drm(line)?, &to)?;
+            continue;
+        }
+        let packed = from.join(format!("{module}.ko.xz"));
         let mut unpack = Command::new("xz");
         let unpack = unpack.args(["--decompress", "--stdout"]).arg(&packed);
         let output = unpack.output().context("xz cannot be started")?;
         if !output.status.success() {
             bail!("{} cannot be unpacked", packed.display());
         }
-        fs::write(root.join(format!("modules/{name}.ko")), output.stdout)?;
-        order.push_str(&format!("{name}\n"));
+        fs::write(to, output.stdout)?;
     }
-    Ok(fs::write(root.join("modules/order"), order)?)
+    Ok(fs::write(into.join("order"), order)?)
 }
 
 /// What is ours: the programs, a model and a picture.

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::{guest, qemu};
+use super::guest::{self, Boot};
+use super::qemu;
 use crate::step;
 
 /// What the guest prints as its last line, followed by a status.
@@ -54,11 +55,11 @@ impl Drop for Machine {
 }
 
 impl Machine {
-    /// Prepares a board with this initramfs and `memory` MiB, and starts its NPU.
+    /// Prepares a board that boots this and has `memory` MiB, and starts its NPU.
     ///
     /// # Errors
     /// A part that cannot be had, a peer that does not start.
-    pub(crate) fn start(initramfs: &Path, memory: u32) -> Result<Self> {
+    pub(crate) fn start(boot: &Boot, memory: u32) -> Result<Self> {
         let (program, device) = (qemu::program()?, qemu::device()?);
         let folder = folder()?;
         let ram = folder.0.join("ram");
@@ -76,7 +77,7 @@ impl Machine {
         preload.push(device);
         let mut qemu = Command::new("env");
         qemu.arg(preload).arg(&program).args(qemu::command(&program, &ram, memory).get_args());
-        qemu.arg("-dtb").arg(tree).arg("-kernel").arg(guest::kernel()?).arg("-initrd").arg(initramfs);
+        qemu.arg("-dtb").arg(tree).arg("-kernel").arg(&boot.kernel).arg("-initrd").arg(&boot.initramfs);
         // Four nanoseconds for an instruction; nobody waits for time in which nothing happens.
         qemu.args(["-icount", "shift=2,sleep=off", "-no-reboot", "-serial", "stdio", "-append"]);
         // A task that hangs ends the run, as it would never end by itself.
