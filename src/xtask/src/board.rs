@@ -48,7 +48,7 @@ pub(crate) enum Action {
         #[arg(long)]
         without: Option<u32>,
         /// MiB of the board's memory.
-        #[arg(long, default_value_t = qemu::MEMORY)]
+        #[arg(long, default_value_t = qemu::MEMORY, value_parser = memory())]
         memory: u32,
     },
     /// For each patch: on its line's kernel, a driver without it does not pass the check that `kernel-patches/README.md` names. What takes the
@@ -58,12 +58,17 @@ pub(crate) enum Action {
         #[arg(long, default_value = kmod::LINE)]
         line: String,
         /// MiB of the board's memory.
-        #[arg(long, default_value_t = qemu::MEMORY)]
+        #[arg(long, default_value_t = qemu::MEMORY, value_parser = memory())]
         memory: u32,
         /// Numbers of patches.
         #[arg(required = true)]
         patches: Vec<u32>,
     },
+}
+
+/// More memory would lie over the NPU's registers.
+fn memory() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(..=i64::from(qemu::MEMORY_MAX))
 }
 
 /// Does it.

@@ -33,7 +33,7 @@ const LARGE_KIB: u64 = 2600 << 10;
 
 /// Why a check cannot be made on this machine.
 pub(crate) fn lacks(check: &str) -> Option<&'static str> {
-    (check == "a buffer of 2 GiB" && memory_kib() < LARGE_KIB).then_some("needs `--memory 3072`")
+    (check == "a buffer of 2 GiB" && memory_kib() < LARGE_KIB).then_some("needs `--memory 3000`")
 }
 
 fn memory_kib() -> u64 {

@@ -42,6 +42,8 @@ const CONFIGURATION: &str = "\
 pub(crate) const MACHINE: &[&str] = &["-nodefaults", "-display", "none", "-cpu", "cortex-a76", "-smp", "1"];
 /// MiB of its memory, if nobody says more.
 pub(crate) const MEMORY: u32 = 1024;
+/// MiB that it may have: from 1 GiB up to the NPU's registers. SOURCE: `VIRT_MEM`, hw/arm/virt.c; tests/board/npu.dtso.
+pub(crate) const MEMORY_MAX: u32 = (0xfdab_0000 - 0x4000_0000) >> 20;
 
 /// What is needed to build and run it.
 pub(crate) const NEEDS: &[Need] = &[COMPILER, PKG_CONFIG, GLIB, PYTHON, XZ, DTC];
