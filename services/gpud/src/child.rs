@@ -217,7 +217,11 @@ fn command(start: &Start<'_>, key: &str) -> Command {
     ] {
         command.arg(option).arg(number.to_string());
     }
-    command.args(["--device", placement.gpu.as_deref().unwrap_or("none")]);
+    match &placement.gpu {
+        Some(gpu) => drop(command.args(["--device", gpu])),
+        // A driver that failed is not even looked at. SOURCE: ggml_backend_registry, ggml-backend-reg.cpp.
+        None => drop(command.args(["--device", "none"]).env("GGML_DISABLE_VULKAN", "1")),
+    }
     if let Some(mask) = mask(start.cores) {
         command.args(["--cpu-mask", &mask, "--cpu-strict", "1"]);
     }

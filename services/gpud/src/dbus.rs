@@ -16,6 +16,7 @@ use kit::thermal::Level;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Mutex, watch};
 use tracing::Instrument as _;
+use zbus::fdo::RequestNameFlags;
 use zbus::message::Header;
 use zbus::object_server::SignalEmitter;
 use zbus::wire::OwnedVariant;
@@ -53,7 +54,9 @@ impl Server {
         objects.at(GPU_ROOT, Models { server: server.clone() }).await?;
         objects.at(GPU_DEVICE, Device { service: server.service.clone() }).await?;
         server.sync().await?;
-        server.connection.request_name(GPU_NAME).await.with_context(|| format!("own the bus name {GPU_NAME}"))?;
+        // By default, a second daemon would take the name away from the first.
+        let name = server.connection.request_name_with_flags(GPU_NAME, RequestNameFlags::DO_NOT_QUEUE).await;
+        name.with_context(|| format!("own the bus name {GPU_NAME}"))?;
         Ok(server)
     }
 

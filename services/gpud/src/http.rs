@@ -30,8 +30,10 @@ use tracing::{Instrument as _, debug, info};
 use crate::http_client::refusal;
 use crate::service::{Service, Size, Work};
 
-/// The largest request.
-const REQUEST: usize = 16 << 20;
+/// The largest request, as of a chat on the other transports.
+const REQUEST: usize = 4 << 20;
+/// The longest name of a model, which is that of a file.
+const NAME: usize = 255;
 /// Clients at the same time; most wait in the queue.
 const CLIENTS: usize = 64;
 /// Frames of an answer that may wait for a client.
@@ -151,16 +153,11 @@ impl Front {
     }
 
     async fn forward(&self, path: &str, body: Bytes) -> api::Result<Response<Body>> {
-        let wrong = |why: String| Failure::invalid_args(format!("the request is no JSON: {why}"));
-        let request: Value = serde_json::from_slice(&body).map_err(|error| wrong(error.to_string()))?;
-        let model = request.get("model").and_then(Value::as_str);
-        let model = model.ok_or_else(|| Failure::invalid_args("the request names no model"))?;
-        let tokens = ["max_completion_tokens", "max_tokens"].iter().find_map(|key| request.get(key)?.as_u64());
-        let tokens = tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
+        let (model, tokens) = asked(&body)?;
         let size = Size { prompt_bytes: body.len(), tokens };
         let span = tracing::info_span!("request", model, transport = "http");
         let work = async {
-            let work = self.service.take(model, Priority::Interactive, size, None, |_| Ok(())).await?;
+            let work = self.service.take(&model, Priority::Interactive, size, None, |_| Ok(())).await?;
             let answer = tokio::time::timeout_at(work.deadline.into(), work.server.client().post(path, body)).await;
             let late = || Failure::new(ErrorCode::DeadlineExceeded, "the deadline passed before the answer began");
             match answer.map_err(|_| late())? {
@@ -185,6 +182,16 @@ impl Front {
         tokio::spawn(pass(self.service.clone(), work, answer.into_body(), sender, streams).instrument(span));
         response.body(Either::Right(channel)).map_err(|error| Failure::new(ErrorCode::Internal, error.to_string()))
     }
+}
+
+/// What is to be known of a request: its model, and the longest answer in tokens. Of the rest only the form is checked.
+fn asked(body: &[u8]) -> api::Result<(String, Option<u32>)> {
+    let wrong = |why: String| Failure::invalid_args(format!("the request is no JSON: {why}"));
+    let request: Value = serde_json::from_slice(body).map_err(|error| wrong(error.to_string()))?;
+    let model = request.get("model").and_then(Value::as_str).filter(|model| model.len() <= NAME);
+    let model = model.ok_or_else(|| Failure::invalid_args("the request names no model"))?;
+    let tokens = ["max_completion_tokens", "max_tokens"].iter().find_map(|key| request.get(key)?.as_u64());
+    Ok((model.to_owned(), tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX))))
 }
 
 /// Passes an answer on. The turn is kept for so long, and given back where the client does not take what it asked for.
@@ -272,6 +279,20 @@ fn json_response(status: StatusCode, body: &Value) -> Response<Body> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_is_json_that_names_a_model() {
+        let body = br#"{"model": "m", "max_tokens": 99999999999, "messages": [{"role": "user", "content": "\u00e4"}]}"#;
+        assert_eq!(asked(body).unwrap(), ("m".to_owned(), Some(u32::MAX)));
+        assert_eq!(asked(br#"{"model": "m", "max_tokens": -1}"#).unwrap(), ("m".to_owned(), None));
+        let deep = format!(r#"{{"model": "m", "x": {}1{}}}"#, "[".repeat(500), "]".repeat(500));
+        let long = format!(r#"{{"model": "{}"}}"#, "m".repeat(NAME + 1));
+        let bad: [&[u8]; 6] =
+            [b"", b"[]", br#"{"model": 1}"#, b"{\"model\": \"\xff\"}", deep.as_bytes(), long.as_bytes()];
+        for body in bad {
+            assert_eq!(asked(body).unwrap_err().code, ErrorCode::InvalidArgs);
+        }
+    }
 
     #[test]
     fn a_full_queue_says_when_to_come_again() {

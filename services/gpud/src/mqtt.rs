@@ -4,9 +4,11 @@
 //! delivery ─▶ chat ─▶ answer, piece by piece ─▶ replies, at most one in 50 ms ─▶ the last one ─▶ acknowledgement
 //! ```
 //! Every request that says where its replies go is answered, errors too. Nothing here waits for the broker: text that the
-//! link does not take goes with the next reply.
+//! link does not take goes with the next reply. A request that comes again while it is answered is answered once: a broker
+//! sends it again after each lost connection.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +22,7 @@ use api::{ErrorCode, Failure};
 use bytes::Bytes;
 use kit::mqtt::{Delivery, Event, GOODBYE, LinkError, MqttLink, Publication, goodbye};
 use tokio::sync::{broadcast, mpsc};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tracing::{Instrument as _, debug, info, warn};
 
 use crate::generate::{Answer, Piece, generate};
@@ -28,6 +30,13 @@ use crate::service::{Model, Service};
 
 /// The shortest time between two replies to one request.
 const COALESCE: Duration = Duration::from_millis(50);
+
+/// Requests at the same time, with those that wait for the link to take their refusal. More are refused without waiting;
+/// the broker does not send so many that it wants acknowledged.
+const REQUESTS: usize = 64;
+
+/// What makes two requests the same: where the replies go, what the client calls it, and a hash of what it asks.
+type Key = (String, Bytes, u64);
 
 /// Serves requests from a broker until `stop` completes.
 ///
@@ -42,8 +51,16 @@ pub(crate) async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
     let mut changes = service.events();
-    let mut front =
-        Front { service, topics, link, max_payload_bytes, announced: BTreeMap::new(), running: JoinSet::new() };
+    let mut front = Front {
+        service,
+        topics,
+        link,
+        max_payload_bytes,
+        announced: BTreeMap::new(),
+        running: JoinSet::new(),
+        again: HashMap::new(),
+        hasher: RandomState::new(),
+    };
     let mut stop = std::pin::pin!(stop);
     loop {
         tokio::select! {
@@ -53,7 +70,7 @@ pub(crate) async fn run(
                 // What happened does not matter: the service is asked what it holds.
                 _ => front.announce(),
             },
-            Some(_) = front.running.join_next() => {}
+            Some(ended) = front.running.join_next() => front.ended(ended),
             () = &mut stop => break,
         }
     }
@@ -72,7 +89,10 @@ struct Front {
     max_payload_bytes: usize,
     /// What subscribers know of each model.
     announced: BTreeMap<String, ChatModelMeta>,
-    running: JoinSet<()>,
+    running: JoinSet<Option<Key>>,
+    /// Named requests that run, with deliveries of the same.
+    again: HashMap<Key, Vec<Delivery>>,
+    hasher: RandomState,
 }
 
 impl Front {
@@ -123,7 +143,7 @@ impl Front {
         self.announced = known;
     }
 
-    fn receive(&mut self, delivery: Delivery) {
+    fn receive(&mut self, mut delivery: Delivery) {
         if delivery.topic == Topics::HOME_ASSISTANT {
             if delivery.payload == ONLINE {
                 self.discover();
@@ -144,9 +164,38 @@ impl Front {
             debug!(model, "a request that does not say where its replies go is ignored");
             return self.link.acknowledge(&delivery);
         };
-        let span = tracing::info_span!("request", id = envelope.id, model, transport = "mqtt");
-        let replies = Replies { link: Arc::clone(&self.link), delivery, topic, id: envelope.id, seq: 0 };
-        self.running.spawn(serve(self.service.clone(), model, chat, replies).instrument(span));
+        let name = delivery.correlation.clone().or_else(|| envelope.id.clone().map(Bytes::from));
+        let asked = self.hasher.hash_one((&delivery.topic, &delivery.payload));
+        let key = name.map(|name| (topic.clone(), name, asked));
+        if let Some(others) = key.as_ref().and_then(|key| self.again.get_mut(key)) {
+            // Acknowledged together with the first one.
+            return others.extend(delivery.wants_acknowledgement().then_some(delivery));
+        }
+        // Nothing needs it any more, and a request may wait for long.
+        delivery.payload = Bytes::new();
+        let mut replies = Replies { link: Arc::clone(&self.link), delivery, topic, id: envelope.id, seq: 0 };
+        while let Some(ended) = self.running.try_join_next() {
+            self.ended(ended);
+        }
+        if self.running.len() >= REQUESTS {
+            let failure = Failure::new(ErrorCode::QueueFull, format!("{REQUESTS} requests are being answered"));
+            replies.send(ChatReply { r#final: true, error: Some(failure), ..ChatReply::default() });
+            return self.link.acknowledge(&replies.delivery);
+        }
+        self.again.extend(key.clone().map(|key| (key, Vec::new())));
+        let span = tracing::info_span!("request", id = replies.id, model, transport = "mqtt");
+        let service = self.service.clone();
+        let answer = async move {
+            serve(service, model, chat, replies).await;
+            key
+        };
+        self.running.spawn(answer.instrument(span));
+    }
+
+    /// A request is answered, and so are those that were the same.
+    fn ended(&mut self, ended: Result<Option<Key>, JoinError>) {
+        let others = ended.ok().flatten().and_then(|key| self.again.remove(&key)).unwrap_or_default();
+        others.iter().for_each(|delivery| self.link.acknowledge(delivery));
     }
 
     fn retain(&self, topic: String, payload: Bytes) {

@@ -5,12 +5,14 @@
 //!          ▼                                                   │
 //!        idle ── request ─▶ starting ── it read a prompt ─▶ ready ── it ended by itself ─▶ lost
 //!                              ▲ └── its device failed: a smaller step of the plan           │
-//!                              └─────────────────── request, after a wait that doubles ──────┘
+//!                              └── request; one that comes too soon, by a wait that doubles, is refused ──┘
 //! ```
+//! A file that is replaced is another model: the next request is answered by it.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{Metadata, OpenOptions};
 use std::io::BufReader;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,6 +24,7 @@ use api::text::Usage;
 use api::{ErrorCode, Failure, Result};
 use kit::thermal::Level;
 use model::gguf::{self, Header};
+use rustix::fs::OFlags;
 use tokio::sync::broadcast;
 use tracing::{error, info, warn};
 
@@ -40,6 +43,9 @@ const GLANCE: Duration = Duration::from_secs(1);
 /// How long a request that was cut off waits for the reason.
 // TIMEOUT: the kernel tells of a dead child at once; the rest is a slow machine.
 const REASON: Duration = Duration::from_secs(5);
+/// How long all servers may take to stop.
+// TIMEOUT: half of the unit's TimeoutStopSec.
+const STOPPING: Duration = Duration::from_secs(10);
 /// How long a request without a deadline may wait in the queue.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 /// Time that every request may take, and more for each token that is read and written.
@@ -65,10 +71,31 @@ pub(crate) struct Model {
     pub(crate) name: String,
     pub(crate) path: PathBuf,
     pub(crate) header: Header,
+    stamp: Stamp,
     shown: Mutex<Shown>,
     life: tokio::sync::Mutex<Life>,
     /// Requests that use its server.
     users: AtomicUsize,
+}
+
+/// What tells a file from one that takes its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    written: (i64, i64),
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            bytes: metadata.len(),
+            written: (metadata.mtime(), metadata.mtime_nsec()),
+        }
+    }
 }
 
 /// What others see of a model's life.
@@ -282,7 +309,7 @@ impl Service {
         let name = name.ok_or_else(|| Failure::invalid_args(format!("{} has no name in UTF-8", path.display())))?;
         let file = path.clone();
         let header = tokio::task::spawn_blocking(move || read_header(&file)).await;
-        let header =
+        let (header, stamp) =
             header.map_err(|error| Failure::new(ErrorCode::Internal, format!("read the header: {error}")))??;
         let config = &self.0.config;
         let wish = Wish {
@@ -290,7 +317,7 @@ impl Service {
             ubatch: config.ubatch,
             on_gpu: header.gpu_warning.is_none().then_some(config.ubatch),
         };
-        plan::place(&header, &self.room(None)?, wish).map_err(|failure| in_model(&name, failure))?;
+        plan::place(&header, &self.room(&name)?, wish).map_err(|failure| in_model(&name, failure))?;
         if let Some(warning) = header.gpu_warning {
             warn!(model = name, warning, "the GPU is left out");
         }
@@ -304,7 +331,7 @@ impl Service {
             removed: false,
         };
         let shown = Mutex::new(Shown { state: "idle", ..Shown::default() });
-        let model = Arc::new(Model { name, path, header, shown, life: life.into(), users: AtomicUsize::new(0) });
+        let model = Arc::new(Model { name, path, header, stamp, shown, life: life.into(), users: AtomicUsize::new(0) });
         let before = lock(&self.0.models).insert(model.name.clone(), Arc::clone(&model));
         if let Some(before) = before {
             self.remove(&before).await;
@@ -349,11 +376,14 @@ impl Service {
         }
     }
 
-    /// Ends all servers.
+    /// Ends all servers. One that is just being started ends with the runtime.
     pub(crate) async fn stop(&self) {
-        for model in self.models() {
-            self.remove(&model).await;
-        }
+        let stop = async {
+            for model in self.models() {
+                self.remove(&model).await;
+            }
+        };
+        let _ = tokio::time::timeout(STOPPING, stop).await;
     }
 
     /// Unloads what nobody asked for, for ever.
@@ -389,9 +419,9 @@ impl Service {
         self.tell(Event::Changed(model.name.clone()));
     }
 
-    /// What a model may use. Weights of the others are mapped files, which the kernel counts as available.
-    fn room(&self, but: Option<&Model>) -> Result<Room> {
-        let others = self.models().into_iter().filter(|model| but.is_none_or(|but| but.name != model.name));
+    /// What a model of a name may use. Weights of the others are mapped files, which the kernel counts as available.
+    fn room(&self, but: &str) -> Result<Room> {
+        let others = self.models().into_iter().filter(|model| model.name != but);
         let placed = others.filter(|model| matches!(model.shown().state, "ready" | "starting"));
         let (mut weights, mut all) = (0u64, 0u64);
         for model in placed {
@@ -428,11 +458,15 @@ impl Service {
         if life.removed {
             return Err(Failure::new(ErrorCode::UnknownModel, format!("{:?} was unloaded", model.name)));
         }
-        if let Some(at) = life.not_before.take() {
-            tokio::time::sleep_until(at.into()).await;
+        // The turn is not spent on waiting: others have models that work.
+        let wait = life.not_before.map(|at| at.saturating_duration_since(Instant::now()));
+        if let Some(wait) = wait.filter(|wait| !wait.is_zero()) {
+            let (failures, seconds) = (life.failures, wait.as_secs() + 1);
+            let again = format!("its server was lost {failures} times, it is started again in {seconds} s");
+            return Err(in_model(&model.name, Failure::new(ErrorCode::Busy, again)));
         }
         loop {
-            let room = self.room(Some(model))?;
+            let room = self.room(&model.name)?;
             let placement =
                 plan::place(&model.header, &room, life.wish).map_err(|failure| in_model(&model.name, failure))?;
             self.show(model, |shown| (shown.state, shown.placement) = ("starting", Some(placement.clone())));
@@ -476,8 +510,8 @@ impl Service {
             placement,
             threads: self.0.threads,
             cores: &self.0.cores,
-            // The ending is how the server knows that it is a socket.
-            socket: self.0.config.runtime.join(format!("{number}.sock")),
+            // The ending is how the server knows that it is a socket. A second daemon takes none of ours away.
+            socket: self.0.config.runtime.join(format!("{}-{number}.sock", std::process::id())),
         }
     }
 
@@ -552,10 +586,34 @@ impl Service {
         let queued = received.elapsed();
         let deadline = deadline.unwrap_or_else(|| Instant::now() + allowed(size, model.header.context_length));
         let late = || Failure::new(ErrorCode::DeadlineExceeded, "the deadline passed while the model was loaded");
-        let server = tokio::time::timeout_at(deadline.into(), self.ready(&model)).await.map_err(|_| late())??;
+        let served = tokio::time::timeout_at(deadline.into(), self.served(name)).await;
+        let (model, server) = served.map_err(|_| late())??;
         model.users.fetch_add(1, Ordering::Relaxed);
         *lock(&self.0.running) = Some((model.name.clone(), Instant::now()));
         Ok(Work { model, server, deadline, queued, service: self.clone(), _turn: turn })
+    }
+
+    /// The model of a name as it is now, with its server.
+    async fn served(&self, name: &str) -> Result<(Arc<Model>, Server)> {
+        let model = self.current(name).await?;
+        let server = self.ready(&model).await?;
+        Ok((model, server))
+    }
+
+    /// The model of a name; another one where its file is another one by now.
+    async fn current(&self, name: &str) -> Result<Arc<Model>> {
+        let model = self.model(name)?;
+        // A file that is gone is of no matter while its server runs, and else the server says so.
+        match std::fs::metadata(&model.path) {
+            Ok(now) if Stamp::of(&now) != model.stamp => {
+                info!(model = name, "its file was replaced");
+                let (service, path) = (self.clone(), model.path.clone());
+                // Goes on also where nobody waits for it any more: there is a server to be stopped.
+                let registered = tokio::spawn(async move { service.register(path).await }).await;
+                registered.map_err(|error| Failure::new(ErrorCode::Internal, format!("read {name:?}: {error}")))?
+            }
+            _ => Ok(model),
+        }
     }
 
     /// Counts what an answer cost.
@@ -650,12 +708,18 @@ fn in_model(name: &str, failure: Failure) -> Failure {
     Failure::new(failure.code, format!("model {name:?}: {}", failure.message))
 }
 
-fn read_header(path: &Path) -> Result<Header> {
+fn read_header(path: &Path) -> Result<(Header, Stamp)> {
     let unreadable = |error: std::io::Error| Failure::invalid_args(format!("{}: {error}", path.display()));
-    let file = File::open(path).map_err(unreadable)?;
-    let bytes = file.metadata().map_err(unreadable)?.len();
-    gguf::read(BufReader::new(file), bytes)
-        .map_err(|error| Failure::new(ErrorCode::Unsupported, format!("{}: {error}", path.display())))
+    // To open a pipe would wait for somebody who writes into it.
+    let flags = i32::try_from(OFlags::NONBLOCK.bits()).expect("the flag is one of the lower bits");
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(unreadable)?;
+    let metadata = file.metadata().map_err(unreadable)?;
+    if !metadata.is_file() {
+        return Err(Failure::invalid_args(format!("{} is no file", path.display())));
+    }
+    let header = gguf::read(BufReader::new(file), metadata.len())
+        .map_err(|error| Failure::new(ErrorCode::Unsupported, format!("{}: {error}", path.display())))?;
+    Ok((header, Stamp::of(&metadata)))
 }
 
 /// GGUF files of a folder, by name.
@@ -676,6 +740,18 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_no_file_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe.gguf");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        for path in [&pipe, folder.path(), Path::new("/dev/zero")] {
+            let failure = read_header(path).unwrap_err();
+            assert_eq!(failure.code, ErrorCode::InvalidArgs);
+            assert!(failure.message.ends_with("is no file"), "{failure}");
+        }
+    }
 
     #[test]
     fn a_longer_request_may_take_longer() {

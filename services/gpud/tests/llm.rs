@@ -2,6 +2,7 @@
 //!
 //! `cargo xtask llama test` brings server and model, and names them in the environment.
 
+#[allow(dead_code, reason = "other tests use the rest")]
 mod stand;
 
 use api::dbus::{GPU_DEVICE, GPU_NAME, GPU_ROOT, language_model_path};
@@ -83,6 +84,78 @@ async fn a_server_that_is_killed_costs_one_answer_with_the_reason() {
     assert!(!stand.generate(QUESTIONS[0].0, 4).await.unwrap().is_empty());
     assert!(stand.model().await.reason().await.unwrap().contains("SIGKILL"));
     assert_eq!(stand.device().await.counters().await.unwrap()["servers-lost"], 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs llama-server: cargo xtask llama test"]
+async fn a_server_that_always_ends_makes_nobody_wait() {
+    // The driver that ends it ends the list of devices as well.
+    let stand = Stand::with_script("#!/bin/sh\necho 'error: no driver' >&2\nexit 3\n").await;
+    let error = stand.generate(QUESTIONS[0].0, 4).await.unwrap_err();
+    assert!(
+        error.contains("org.cairn.Error.DeviceLost") && error.contains("exit status: 3: error: no driver"),
+        "{error}"
+    );
+    stand.until(async || stand.generate(QUESTIONS[0].0, 4).await.unwrap_err().contains("it is started again in")).await;
+    let (status, answer) = stand.post("/v1/chat/completions", &chat("x", 1)).await;
+    assert!(status == 503 && ["Busy", "DeviceLost"].contains(&error_of(&answer).as_str()), "{status}: {answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs llama-server: cargo xtask llama test"]
+async fn a_file_that_is_replaced_is_the_model_from_the_next_request_on() {
+    let stand = Stand::start("").await;
+    let (file, new) = (stand.model_file(), stand.model_file().with_extension("new"));
+    let replace = |fill: &dyn Fn()| {
+        fill();
+        std::fs::rename(&new, &file).unwrap();
+    };
+    let text = stand.generate(QUESTIONS[0].0, 4).await.unwrap();
+    let first = stand.server_pid();
+    replace(&|| std::fs::write(&new, b"GGML").unwrap());
+    let error = stand.generate(QUESTIONS[0].0, 4).await.unwrap_err();
+    assert!(error.contains("org.cairn.Error.Unsupported") && error.contains("does not begin with GGUF"), "{error}");
+    replace(&|| assert!(std::fs::copy(stand::model(), &new).unwrap() > 0));
+    assert_eq!(stand.generate(QUESTIONS[0].0, 4).await.unwrap(), text);
+    assert_ne!(stand.server_pid(), first);
+
+    // Cut short below a server that reads it: what that one says is lost, and the next request says why.
+    let (job, pipe) = stand.begin(STORY, 1000, &[]).await.unwrap();
+    stand.first_bytes(pipe).await;
+    let cut = std::fs::File::options().write(true).open(&file).unwrap();
+    cut.set_len(cut.metadata().unwrap().len() / 2).unwrap();
+    let _ = stand.end_of(&job).await;
+    let error = stand.generate(QUESTIONS[0].0, 4).await.unwrap_err();
+    assert!(error.contains("org.cairn.Error.Unsupported") && error.contains("outside the file"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs llama-server: cargo xtask llama test"]
+async fn a_client_that_goes_away_in_mid_answer_costs_nobody_their_turn() {
+    let stand = Stand::start("").await;
+    let mut body = chat(STORY, 100_000);
+    body["stream"] = json!(true);
+    body["colour"] = json!({"unknown": [1, 2]});
+    let body = body.to_string();
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length";
+    let request = format!("{head}: {}\r\n\r\n{body}", body.len());
+    for wait_for in [0, 1000] {
+        stand.go_away(&request, wait_for).await;
+        assert!(!stand.generate(QUESTIONS[0].0, 4).await.unwrap().is_empty());
+    }
+    // One that was sent twice is answered once.
+    let (story, pipe) = stand.begin(STORY, 1000, &[]).await.unwrap();
+    stand.first_bytes(pipe).await;
+    let request =
+        |id: &str| json!({"id": id, "messages": [{"role": "user", "content": "x"}], "options": {"max_tokens": 2}});
+    let requests = ["a", "a", "a", "b"].map(|id| request(id).to_string());
+    let replies = async {
+        stand.until(async || stand.device().await.queue_depth().await.unwrap() == 2).await;
+        story.cancel(Default::default()).await.unwrap();
+    };
+    let ((), replies) = tokio::join!(replies, stand.replies("smollm2", &requests, 2));
+    let ends = replies.iter().filter(|reply| reply["final"] == json!(true)).map(|reply| reply["id"].as_str().unwrap());
+    assert_eq!(ends.collect::<Vec<_>>(), ["a", "b"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

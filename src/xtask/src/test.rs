@@ -27,6 +27,7 @@ const NEEDS: &[(&str, &[Need])] = &[
     ("cpu_reference", &[PYTHON]),
     ("crashes", &[STRACE, UNSHARE]),
     ("dbus", &[BUS]),
+    ("hostile", &[BUS, BROKER, MQTT_CLIENTS]),
     ("models", &[BUS, BROKER, MQTT_CLIENTS]),
     ("delegate", &[PYTHON]),
     ("flash", &[SLOTS, BMAP, ZSTD]),

@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Read as _};
-use std::net::TcpListener;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -119,7 +119,6 @@ impl Alone {
         Self { url, _process: process }
     }
 
-    #[allow(dead_code, reason = "the measurement asks over HTTP itself")]
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
@@ -136,27 +135,46 @@ pub(crate) struct Stand {
     url: String,
     broker: Broker,
     bus: Bus,
-    _folder: TempDir,
+    folder: TempDir,
+    config: String,
 }
 
 impl Stand {
     /// A daemon with more settings, which are the first lines of its configuration.
     pub(crate) async fn start(more: &str) -> Self {
-        Self::with_server(tempfile::tempdir().unwrap(), &server(), more).await
+        Self::with_server(tempfile::tempdir().unwrap(), &server(), Some(&model()), more).await
+    }
+
+    /// A daemon that has no model, and whose server does nothing.
+    pub(crate) async fn empty() -> Self {
+        Self::with_server(tempfile::tempdir().unwrap(), Path::new("/bin/true"), None, "").await
+    }
+
+    /// Another daemon with the same configuration. It must end by itself, and say why.
+    pub(crate) async fn second(&self) -> String {
+        let program = Path::new(env!("CARGO_BIN_EXE_gpud"));
+        let mut daemon = Daemon::start(program, &self.config, &[], &[]).unwrap();
+        let started = tokio::task::spawn_blocking(move || daemon.wait_for("READY=1", PATIENCE));
+        started.await.unwrap().unwrap_err().to_string()
     }
 
     /// As [`Stand::start`], where the machine has a GPU whose memory lasts for `ubatch` tokens at once: the real server
     /// behind a script that lists the GPU, and ends as the server does when the driver refuses memory.
     pub(crate) async fn with_gpu(ubatch: u64) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let script = folder.path().join("llama-server");
         let text = include_str!("gpu.sh").replace("@SERVER@", &server().display().to_string());
-        std::fs::write(&script, text.replace("@UBATCH@", &ubatch.to_string())).unwrap();
-        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-        Self::with_server(folder, &script, "").await
+        Self::with_script(&text.replace("@UBATCH@", &ubatch.to_string())).await
     }
 
-    async fn with_server(folder: TempDir, server: &Path, more: &str) -> Self {
+    /// As [`Stand::start`], with a script in place of the server.
+    pub(crate) async fn with_script(text: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("llama-server");
+        std::fs::write(&script, text).unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        Self::with_server(folder, &script, Some(&model()), "").await
+    }
+
+    async fn with_server(folder: TempDir, server: &Path, model: Option<&Path>, more: &str) -> Self {
         let policy = workspace().join("services/gpud/dist/org.cairn.Gpu1.conf");
         let broker = Broker::start(BrokerOptions::default()).unwrap();
         let stubs = folder.path().join("stubs.conf");
@@ -164,7 +182,9 @@ impl Stand {
         let bus = Bus::with_policies(&[&policy, &stubs], &["gpud"], &["cairn-infer"]).unwrap();
         let models = folder.path().join("models");
         std::fs::create_dir(&models).unwrap();
-        std::os::unix::fs::symlink(model(), models.join("smollm2.gguf")).unwrap();
+        if let Some(model) = model {
+            std::os::unix::fs::symlink(model, models.join("smollm2.gguf")).unwrap();
+        }
         let port = free_port();
         let config = format!(
             "{more}device-name = \"d\"\nserver = {:?}\nmodels = [{models:?}]\nruntime = {:?}\ncontext = 2048\nthreads = 1\n\
@@ -179,7 +199,7 @@ impl Stand {
         daemon.wait_for("READY=1", PATIENCE).unwrap();
         let client = connection::Builder::address(bus.address()).build().await.unwrap();
         let url = format!("http://127.0.0.1:{port}");
-        let stand = Self { client, daemon: daemon.into(), url, broker, bus, _folder: folder };
+        let stand = Self { client, daemon: daemon.into(), url, broker, bus, folder, config };
         let health = format!("{}/health", stand.url);
         stand
             .until(async || {
@@ -190,9 +210,18 @@ impl Stand {
         stand
     }
 
-    #[allow(dead_code, reason = "the measurement asks over HTTP itself")]
     pub(crate) fn url(&self) -> &str {
         &self.url
+    }
+
+    /// The address of the bus.
+    pub(crate) fn bus(&self) -> &str {
+        self.bus.address()
+    }
+
+    /// The file of the model.
+    pub(crate) fn model_file(&self) -> PathBuf {
+        self.folder.path().join("models/smollm2.gguf")
     }
 
     fn log(&self) -> String {
@@ -301,8 +330,50 @@ impl Stand {
         events.filter_map(|event| Some(event.pointer("/choices/0/delta/content")?.as_str()?.to_owned())).collect()
     }
 
+    /// Sends bytes over HTTP as they are. Returns what comes back.
+    pub(crate) async fn raw(&self, bytes: Vec<u8>) -> String {
+        let address = self.url.strip_prefix("http://").unwrap().to_owned();
+        let exchange = tokio::task::spawn_blocking(move || {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            // It may be refused before it is all sent.
+            let _ = stream.write_all(&bytes);
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer);
+            String::from_utf8_lossy(&answer).into_owned()
+        });
+        exchange.await.unwrap()
+    }
+
+    /// Sends a request over HTTP, reads so many bytes of the answer, and goes away.
+    pub(crate) async fn go_away(&self, request: &str, bytes: usize) {
+        let (address, request) = (self.url.strip_prefix("http://").unwrap().to_owned(), request.to_owned());
+        let exchange = tokio::task::spawn_blocking(move || {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.write_all(request.as_bytes()).unwrap();
+            stream.read_exact(&mut vec![0; bytes]).unwrap();
+        });
+        exchange.await.unwrap();
+    }
+
     /// The text of the replies to a request by MQTT, whose numbers must follow each other.
     pub(crate) async fn over_mqtt(&self, question: &str, tokens: u32) -> String {
+        let request = json!({"id": "7", "messages": [{"role": "user", "content": question}],
+            "options": {"temperature": 0, "max_tokens": tokens}});
+        let replies = self.replies("smollm2", &[request.to_string()], 1).await;
+        assert!(replies.last().unwrap()["usage"]["completion_tokens"].as_u64() > Some(0), "{replies:?}");
+        replies.iter().filter_map(|reply| reply["text"].as_str()).collect()
+    }
+
+    /// Sends requests by MQTT. Returns all replies up to the `last` one that ends an answer; those to each request must
+    /// have numbers that follow each other.
+    pub(crate) async fn replies(&self, model: &str, requests: &[String], last: usize) -> Vec<Value> {
+        // The daemon says when it listens.
+        let mut state = self.broker.client("mosquitto_sub").unwrap();
+        state.args(["-V", "5", "-C", "1", "-t", "cairn/d/llm/state"]).stdout(Stdio::piped());
+        let state = tokio::task::spawn_blocking(move || state.output().unwrap().stdout).await.unwrap();
+        assert_eq!(String::from_utf8(state).unwrap(), "online\n");
         // A retained message, so that the listener says when it listens.
         let mut mark = self.broker.client("mosquitto_pub").unwrap();
         assert!(mark.args(["-V", "5", "-q", "1", "-r", "-t", "replies", "-m", "mark"]).status().unwrap().success());
@@ -316,21 +387,27 @@ impl Stand {
         })
         .await
         .unwrap();
-        let request = json!({"id": "7", "messages": [{"role": "user", "content": question}],
-            "options": {"temperature": 0, "max_tokens": tokens}});
         let mut publish = self.broker.client("mosquitto_pub").unwrap();
-        publish.args(["-V", "5", "-q", "1", "-t", "cairn/d/llm/smollm2/request", "-m", &request.to_string()]);
+        publish.args(["-V", "5", "-q", "1", "-t", &format!("cairn/d/llm/{model}/request"), "-l"]);
         publish.args(["-D", "publish", "response-topic", "replies", "-D", "publish", "correlation-data", "c"]);
-        assert!(publish.status().unwrap().success());
+        let mut publisher = Process::start(publish.stdin(Stdio::piped()), "mosquitto-clients").unwrap();
+        let mut input = publisher.child().stdin.take().unwrap();
+        requests.iter().for_each(|request| writeln!(input, "{request}").unwrap());
+        drop(input);
         let gathered = tokio::task::spawn_blocking(move || {
-            let mut text = String::new();
-            let replies = lines.by_ref().filter_map(|line| serde_json::from_str::<Value>(&line).ok());
-            for (seq, reply) in replies.filter(Value::is_object).enumerate() {
-                assert_eq!((&reply["seq"], &reply["id"]), (&json!(seq), &json!("7")), "{reply}");
-                text += reply["text"].as_str().unwrap_or_default();
-                if reply["final"] == json!(true) {
-                    assert!(reply["usage"]["completion_tokens"].as_u64() > Some(0), "{reply}");
-                    return text;
+            let (mut replies, mut next, mut ended) = (Vec::new(), HashMap::new(), 0);
+            let objects = lines.by_ref().filter_map(|line| serde_json::from_str::<Value>(&line).ok());
+            for reply in objects.filter(Value::is_object) {
+                // What could not be read has no name.
+                if let Some(id) = reply["id"].as_str() {
+                    let seq: &mut u64 = next.entry(id.to_owned()).or_default();
+                    assert_eq!(reply["seq"], json!(*seq), "{reply}");
+                    *seq += 1;
+                }
+                ended += usize::from(reply["final"] == json!(true));
+                replies.push(reply);
+                if ended == last {
+                    return replies;
                 }
             }
             panic!("the last reply did not come");
@@ -340,6 +417,12 @@ impl Stand {
 
     /// Kills the server of the model, as the kernel would.
     pub(crate) fn kill_server(&self) {
+        let pid = rustix::process::Pid::from_raw(self.server_pid()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    }
+
+    /// The process of the model's server.
+    pub(crate) fn server_pid(&self) -> i32 {
         let daemon = self.daemon.lock().unwrap().pid();
         let children = std::fs::read_to_string(format!("/proc/{daemon}/task/{daemon}/children")).unwrap_or_default();
         let tasks = std::fs::read_dir(format!("/proc/{daemon}/task")).unwrap().flatten();
@@ -349,10 +432,7 @@ impl Stand {
             .flat_map(|text| text.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>())
             .collect();
         assert_eq!(pids.len(), 1, "{pids:?}");
-        for pid in pids {
-            let pid = rustix::process::Pid::from_raw(pid).unwrap();
-            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-        }
+        pids.into_iter().next().unwrap()
     }
 
     /// A polkit that allows nothing.
