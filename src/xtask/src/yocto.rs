@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use crate::need::{self, Need, PYTHON};
 use crate::step::{self, Counts};
-use crate::{archive, kernel};
+use crate::{archive, kernel, llama};
 
 /// The layer.
 const LAYER: &str = "yocto/meta-cairn";
@@ -73,6 +73,7 @@ pub(crate) fn test(counts: &mut Counts) -> Result<()> {
     check(counts, "the crates are those of Cargo.lock", crates_are_current());
     check(counts, "every file of a service is installed", table_is_complete());
     check(counts, "users are those of the services", users_agree());
+    check(counts, "llama-server is the one that gpud is tested with", server_is_tested());
     let python = python()?;
     parse(&python, counts)?;
     check(counts, "oelint-adv finds no error", lint(&python));
@@ -217,6 +218,14 @@ fn users_agree() -> Result<()> {
             ensure!(named, "{RECIPE}: {start}… lacks {option} {wanted}, as {} has it", entry.source);
         }
     }
+    Ok(())
+}
+
+/// The recipe has the archive of `cargo xtask llama`.
+fn server_is_tested() -> Result<()> {
+    let recipe = format!("{LAYER}/recipes-cairn/llama-server/llama-server_{}.bb", llama::SERVER.version);
+    let line = format!("SRC_URI[sha256sum] = \"{}\"", llama::SERVER.sha256);
+    ensure!(read(&recipe)?.lines().any(|found| found == line), "{recipe} lacks {line}");
     Ok(())
 }
 
