@@ -247,7 +247,9 @@ pub(crate) static ROWS: &[Row] = &[
     (From::Npu, "Rockchip NPU core {d} version: {d}", "npu-probed", Fact),
     // The form of 6.18, and that of 7.x, which may name the condition before the file.
     (Bare, "WARNING: {s} at drivers/accel/rocket/rocket_job.c:{d} rocket_job_irq_handler{*}", "npu-dma-error", Root),
-    (Bare, "WARNING: {*}rocket_job.c:{d} at rocket_job_irq_handler{*}", "npu-dma-error", Root),
+    (Bare, "WARNING: drivers/accel/rocket/rocket_job.c:{d} at rocket_job_irq_handler{*}", "npu-dma-error", Root),
+    (Bare, "WARNING: rocket_job.c:{d} at rocket_job_irq_handler{*}", "npu-dma-error", Root),
+    (Bare, "WARNING: [{s}] drivers/accel/rocket/rocket_job.c:{d} at rocket_job_irq_handler{*}", "npu-dma-error", Root),
 
     // rk_iommu
     (NpuIommu, "Page fault at {x} of type {s}", "npu-page-fault", Once),
@@ -264,7 +266,7 @@ pub(crate) static ROWS: &[Row] = &[
     (NpuIommu, "Error during raw reset. MMU_DTE_ADDR is not functioning", "npu-iommu-dead", Root),
     // Only the trace says whose domain it was.
     (Bare, "WARNING: {s} at drivers/iommu/iommu.c:{d} __iommu_group_set_core_domain{*}", "iommu-domain-warning", Root),
-    (Bare, "WARNING: {*}iommu/iommu.c:{d} at __iommu_group_set_core_domain{*}", "iommu-domain-warning", Root),
+    (Bare, "WARNING: drivers/iommu/iommu.c:{d} at __iommu_group_set_core_domain{*}", "iommu-domain-warning", Root),
     (Bare, " rocket_reset+{x}/{x}{*}", "npu-detach-failed", Tail),
 
     // panthor
@@ -359,7 +361,7 @@ pub(crate) static ROWS: &[Row] = &[
     (Bare, "watchdog: watchdog{d}: watchdog did not stop!", "watchdog-unfed", Root),
     (Bare, "refcount_t: saturated; leaking memory.", "refcount-saturated", Root),
     (Bare, "WARNING: {s} at lib/refcount.c:{d} refcount_warn_saturate{*}", "refcount-saturated", Root),
-    (Bare, "WARNING: {*}refcount.c:{d} at refcount_warn_saturate{*}", "refcount-saturated", Root),
+    (Bare, "WARNING: lib/refcount.c:{d} at refcount_warn_saturate{*}", "refcount-saturated", Root),
 
     // Heat
     (Device("thermal_zone"), "{dev}: critical temperature reached", "thermal-critical", Root),
