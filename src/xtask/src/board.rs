@@ -8,8 +8,8 @@
 //!
 //! The guest's clock counts instructions, so how slow this machine is decides nothing.
 
-mod guest;
-mod machine;
+pub(crate) mod guest;
+pub(crate) mod machine;
 mod needed;
 pub(crate) mod qemu;
 

@@ -8,6 +8,14 @@
 //! Two runs give the same bytes. What wic makes of the table is the same in names, places and contents; identifiers and the
 //! order of a file system's blocks are its own.
 
+mod guest;
+mod initramfs;
+mod journal;
+mod modules;
+mod outside;
+mod root;
+pub(crate) mod story;
+pub(crate) mod table;
 mod wks;
 
 use std::fs::{self, File};
@@ -28,6 +36,8 @@ use wks::{Content, Partition, SECTOR};
 pub(crate) const NEEDS: &[Need] = &[EROFS, VERITYSETUP, MKIMAGE, MKENVIMAGE, DTC, MTOOLS, DOSFSTOOLS, SFDISK, MKFS];
 /// The date of every file, as the layer's builds have one: 2011-04-06.
 const EPOCH: &str = "1302044400";
+/// The machine that the stand-in is made for.
+const MACHINE: &str = "cairn-qemuarm64";
 /// The boot script.
 const SCRIPT: &str = "yocto/meta-cairn/recipes-bsp/u-boot/files/boot.cmd";
 /// What a person may write, as an example.
@@ -39,9 +49,11 @@ const TOOLS: &str = "yocto/meta-cairn/files/image";
 #[derive(Debug, Subcommand)]
 pub(crate) enum Action {
     /// Makes a disk of a root file system, a kernel and a device tree.
-    Layout(Layout),
+    Layout(Box<Layout>),
     /// Makes a small one twice, and starts it in U-Boot.
     Check,
+    /// Starts one with Debian's packages in the virtual board, and asks its services.
+    Test,
 }
 
 /// Of what a disk is made.
@@ -59,6 +71,9 @@ pub(crate) struct Layout {
     /// The device tree
     #[arg(long)]
     tree: PathBuf,
+    /// For a kernel that cannot set up its root by itself
+    #[arg(long)]
+    initramfs: Option<PathBuf>,
     /// Further words of the kernel's command line
     #[arg(long, default_value = "console=ttyAMA0,115200")]
     cmdline: String,
@@ -80,6 +95,7 @@ pub(crate) fn run(action: &Action) -> Result<ExitCode> {
     need::require(NEEDS)?;
     match action {
         Action::Layout(layout) => layout.make()?,
+        Action::Test => return story::run(),
         Action::Check => {
             let mut counts = Counts::default();
             test(&mut counts)?;
@@ -111,6 +127,7 @@ pub(crate) fn test(counts: &mut Counts) -> Result<()> {
         kernel: kernel.clone(),
         load: String::from("0x40400000"),
         tree: tree.clone(),
+        initramfs: None,
         cmdline: String::from("console=ttyAMA0,115200"),
         version: String::from("0.1.0"),
         machine: String::from("qemuarm64"),
@@ -215,6 +232,7 @@ impl Layout {
         fs::write(&cmdline, verity.stdout)?;
         let mut boot = tool("sh");
         boot.arg(script("boot.sh")).arg(work.join("IMAGE.boot")).arg(&self.kernel).arg(&self.load);
+        boot.envs(self.initramfs.iter().map(|file| ("INITRAMFS", file)));
         succeed(boot.arg(&cmdline).arg(&self.tree))?;
         state(work)?;
         let mut mkimage = tool("mkimage");

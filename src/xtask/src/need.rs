@@ -25,6 +25,8 @@ pub(crate) const BROKER: Need = Need { name: "mosquitto", probe: &["which", "mos
 /// The broker's command line clients.
 pub(crate) const MQTT_CLIENTS: Need =
     Need { name: "mosquitto_pub", probe: &["which", "mosquitto_pub"], package: "mosquitto-clients" };
+/// Another clock for a program.
+pub(crate) const FAKETIME: Need = Need { name: "faketime", probe: &["which", "faketime"], package: "faketime" };
 /// systemd's D-Bus client.
 pub(crate) const BUSCTL: Need = Need { name: "busctl", probe: &["busctl", "--version"], package: "systemd" };
 /// Python with virtual environments.
@@ -121,6 +123,11 @@ pub(crate) const GLIB: Need =
     Need { name: "glib's headers", probe: &["pkg-config", "glib-2.0"], package: "libglib2.0-dev" };
 /// What packs an initramfs.
 pub(crate) const CPIO: Need = Need { name: "cpio", probe: &["cpio", "--version"], package: "cpio" };
+/// What reads kernel modules.
+pub(crate) const KMOD: Need = Need { name: "modinfo", probe: &["which", "modinfo", "depmod"], package: "kmod" };
+/// What makes the users of a root file system.
+pub(crate) const SYSUSERS: Need =
+    Need { name: "systemd-sysusers", probe: &["systemd-sysusers", "--version"], package: "systemd" };
 /// The C library for the boards' processor.
 pub(crate) const CROSS_LIBC: Need = Need {
     name: "libc for aarch64",

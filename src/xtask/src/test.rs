@@ -59,6 +59,7 @@ pub(crate) fn run(quick: bool) -> ExitCode {
     part(&mut counts, yocto::test);
     part(&mut counts, image::test);
     part(&mut counts, board::run_tests);
+    part(&mut counts, image::story::test);
     if quick {
         counts.skip("fuzzing", "left out by --quick");
         counts.skip("Mesa's driver on the simulator", "left out by --quick");

@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Subcommand;
 use serde::Deserialize;
 
+use crate::image::table::{self, Entry, FILE};
 use crate::need::{self, Need, PYTHON};
 use crate::step::{self, Counts};
 use crate::{archive, kernel, llama};
@@ -21,8 +22,6 @@ use crate::{archive, kernel, llama};
 const LAYER: &str = "yocto/meta-cairn";
 /// The crates of the workspace, as the recipe fetches them.
 const CRATES: &str = "yocto/meta-cairn/recipes-cairn/cairn-services/cairn-services-crates.inc";
-/// What the recipe installs.
-const TABLE: &str = "yocto/meta-cairn/recipes-cairn/cairn-services/install.tsv";
 /// The recipe.
 const RECIPE: &str = "yocto/meta-cairn/recipes-cairn/cairn-services/cairn-services_0.1.0.bb";
 /// What the checks are written in.
@@ -131,39 +130,20 @@ fn crates_are_current() -> Result<()> {
     Ok(())
 }
 
-/// A line of the table.
-struct Entry {
-    package: String,
-    source: String,
-    destination: String,
-}
-
-fn table() -> Result<Vec<Entry>> {
-    let text = read(TABLE)?;
-    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
-    let entry = |line: &str| match line.split('\t').collect::<Vec<_>>()[..] {
-        [package, _mode, source, destination] => {
-            Ok(Entry { package: package.to_owned(), source: source.to_owned(), destination: destination.to_owned() })
-        }
-        _ => bail!("{TABLE}: {line:?} has not four columns"),
-    };
-    lines.map(entry).collect()
-}
-
 fn table_is_complete() -> Result<()> {
     let (mut sources, mut destinations) = (BTreeSet::new(), BTreeSet::new());
-    for entry in table()? {
+    for entry in table::read()? {
         let Entry { source, destination, .. } = entry;
         let there = match source.strip_prefix("bin/") {
             Some(program) => step::workspace().join("services").join(program).join("src/main.rs"),
             None => step::workspace().join(&source),
         };
-        ensure!(there.exists(), "{TABLE}: {source} is not there");
+        ensure!(there.exists(), "{FILE}: {source} is not there");
         // Most files say in their first line where they go.
         if let Some(named) = destination_in(&there) {
-            ensure!(named == destination, "{TABLE}: {source} goes to {destination}, and says that it goes to {named}");
+            ensure!(named == destination, "{FILE}: {source} goes to {destination}, and says that it goes to {named}");
         }
-        ensure!(destinations.insert(destination.clone()), "{TABLE}: {destination} is installed twice");
+        ensure!(destinations.insert(destination.clone()), "{FILE}: {destination} is installed twice");
         sources.insert(source);
     }
     for service in step::workspace().join("services").read_dir()? {
@@ -172,7 +152,7 @@ fn table_is_complete() -> Result<()> {
         for file in files {
             let file = file?.path();
             let name = file.strip_prefix(step::workspace())?.to_string_lossy().into_owned();
-            ensure!(sources.contains(&name), "{TABLE} does not say where {name} goes");
+            ensure!(sources.contains(&name), "{FILE} does not say where {name} goes");
         }
     }
     Ok(())
@@ -201,7 +181,7 @@ fn users_agree() -> Result<()> {
             kind.insert(name.to_owned(), number.to_owned());
         }
     }
-    for entry in table()?.iter().filter(|entry| entry.source.ends_with(".sysusers")) {
+    for entry in table::read()?.iter().filter(|entry| entry.source.ends_with(".sysusers")) {
         for line in read(&entry.source)?.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
             let words: Vec<&str> = line.split_whitespace().collect();
             let (parameter, option, wanted, numbers) = match words[..] {

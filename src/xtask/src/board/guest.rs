@@ -135,11 +135,24 @@ pub(crate) fn peer() -> PathBuf {
     step::target().join("debug/npu-board")
 }
 
-/// Builds what runs on this machine.
-fn build_for_host() -> Result<()> {
-    // The whole workspace is selected and an example is among it, as for the tests, so that everything is built once.
+/// The kernel of the line that everything but the driver's own tests runs on, and its modules.
+///
+/// # Errors
+/// What cannot be fetched.
+pub(crate) fn kernel() -> Result<(PathBuf, PathBuf)> {
+    let kernel = Kernel::of(&Line::named(kmod::LINE))?;
+    let image = archive::unpacked("linux-arm64", &Pin::list(kernel.image)?)?;
+    Ok((image.join(kernel.place), image.join("usr/lib/modules").join(kernel.release)))
+}
+
+/// Builds [`peer`], and examples that run on this machine.
+///
+/// # Errors
+/// A build that fails.
+pub(crate) fn build_for_host(examples: &[&str]) -> Result<()> {
+    // The whole workspace is selected, as for the tests, so that everything is built once.
     let mut cargo = step::cargo();
-    cargo.args(["build", "--workspace", "--all-features", "--bin", "npu-board", "--example", "virtual_board"]);
+    cargo.args(["build", "--workspace", "--all-features", "--bin", "npu-board"]).args(examples);
     if !cargo.status().context("cargo cannot be started")?.success() {
         bail!("the board's programs cannot be built");
     }
@@ -187,8 +200,7 @@ fn system(root: &Path) -> Result<()> {
     }
     std::os::unix::fs::symlink("usr/lib", root.join("lib"))?;
     copy(&bus.join("usr/bin/dbus-daemon"), &root.join("bin/dbus-daemon"))?;
-    let shell = archive::unpacked("busybox-arm64", &Pin::list(SHELL)?)?;
-    copy(&shell.join("usr/bin/busybox"), &root.join("bin/busybox"))?;
+    copy(&shell()?, &root.join("bin/busybox"))?;
     copy(&step::workspace().join("tests/board/init.sh"), &root.join("init"))?;
     Ok(fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755))?)
 }
@@ -218,6 +230,14 @@ fn modules(line: &Line, image: &Path, into: &Path) -> Result<()> {
     Ok(fs::write(into.join("order"), order)?)
 }
 
+/// A shell with its tools, which needs nothing else.
+///
+/// # Errors
+/// What cannot be fetched.
+pub(crate) fn shell() -> Result<PathBuf> {
+    Ok(archive::unpacked("busybox-arm64", &Pin::list(SHELL)?)?.join("usr/bin/busybox"))
+}
+
 /// What is ours: the programs, a model and a picture.
 fn programs(root: &Path) -> Result<()> {
     let built = cross::build(
@@ -233,7 +253,7 @@ fn programs(root: &Path) -> Result<()> {
     }
     copy_tree(&step::workspace().join("tests/models/ssd-oidv4"), &root.join("board/models/ssd-oidv4"))?;
     copy(&step::workspace().join("services/npud/dist/org.cairn.Npu1.conf"), &root.join("board/org.cairn.Npu1.conf"))?;
-    build_for_host()
+    build_for_host(&["--example", "virtual_board"])
 }
 
 /// What the simulator makes of the model and the picture.
@@ -253,12 +273,19 @@ fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     kernel::succeed(Command::new("cp").arg("--archive").arg(from.join(".")).arg(to))
 }
 
-fn strip(from: &Path, to: &Path) -> Result<()> {
+/// Copies a program or module without what debuggers read.
+///
+/// # Errors
+/// A file that is none.
+pub(crate) fn strip(from: &Path, to: &Path) -> Result<()> {
     kernel::succeed(Command::new("aarch64-linux-gnu-strip").args(["--strip-debug", "-o"]).arg(to).arg(from))
 }
 
 /// Packs a folder as the kernel reads it, without compressing what would only have to be unpacked.
-fn pack(root: &Path, archive: &Path) -> Result<()> {
+///
+/// # Errors
+/// A file that cannot be read.
+pub(crate) fn pack(root: &Path, archive: &Path) -> Result<()> {
     let mut names = Vec::new();
     list(root, Path::new(""), &mut names)?;
     let mut cpio = Command::new("cpio");

@@ -60,6 +60,21 @@ impl Machine {
     /// # Errors
     /// A part that cannot be had, a peer that does not start.
     pub(crate) fn start(boot: &Boot, memory: u32) -> Result<Self> {
+        let mut machine = Self::bare(memory)?;
+        let qemu = machine.command();
+        qemu.arg("-kernel").arg(&boot.kernel).arg("-initrd").arg(&boot.initramfs);
+        // Four nanoseconds for an instruction; nobody waits for time in which nothing happens.
+        qemu.args(["-icount", "shift=2,sleep=off", "-no-reboot", "-serial", "stdio", "-append"]);
+        // A task that hangs ends the run, as it would never end by itself.
+        qemu.arg("console=ttyAMA0 panic=-1 hung_task_panic=1 quiet loglevel=1");
+        Ok(machine)
+    }
+
+    /// As [`Machine::start`], without anything to boot.
+    ///
+    /// # Errors
+    /// As [`Machine::start`].
+    pub(crate) fn bare(memory: u32) -> Result<Self> {
         let (program, device) = (qemu::program()?, qemu::device()?);
         let folder = folder()?;
         let ram = folder.0.join("ram");
@@ -77,14 +92,20 @@ impl Machine {
         preload.push(device);
         let mut qemu = Command::new("env");
         qemu.arg(preload).arg(&program).args(qemu::command(&program, &ram, memory).get_args());
-        qemu.arg("-dtb").arg(tree).arg("-kernel").arg(&boot.kernel).arg("-initrd").arg(&boot.initramfs);
-        // Four nanoseconds for an instruction; nobody waits for time in which nothing happens.
-        qemu.args(["-icount", "shift=2,sleep=off", "-no-reboot", "-serial", "stdio", "-append"]);
-        // A task that hangs ends the run, as it would never end by itself.
-        qemu.arg("console=ttyAMA0 panic=-1 hung_task_panic=1 quiet loglevel=1").arg("-device");
         let socket = folder.0.join("npu.sock");
+        qemu.arg("-dtb").arg(tree).arg("-device");
         qemu.arg(format!("peer-mmio,socket={},base=0xfdab0000,size=0x40000,spi=110,lines=3", socket.display()));
         Ok(Self { folder, peer, qemu })
+    }
+
+    /// QEMU's command line, for more.
+    pub(crate) fn command(&mut self) -> &mut Command {
+        &mut self.qemu
+    }
+
+    /// A folder that goes with the run, with short paths.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder.0
     }
 
     /// Runs to the end with the guest's console on this one. Returns the guest's status, if it came that far.

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes the image of a boot partition: a FAT with cairn.fit (kernel and device tree) and cmdline.env (from verity.sh).
 # Used by the image class and by `cargo xtask image`. Two runs give the same bytes; SOURCE_DATE_EPOCH is the files' date.
+# A kernel that cannot set up its root by itself gets the file that INITRAMFS names; the image's needs none.
 #
 #   boot.sh OUTPUT KERNEL LOAD-ADDRESS CMDLINE.ENV DEVICE-TREE [OVERLAY.dtbo ...]
 set -eu
@@ -15,6 +16,17 @@ if [ $# -gt 0 ]; then
     fdtoverlay -i "$tree" -o "$work/board.dtb" "$@"
 else
     cp "$tree" "$work/board.dtb"
+fi
+
+image= use=
+if [ -n "${INITRAMFS-}" ]; then
+    cp "$INITRAMFS" "$work/initramfs"
+    image='initramfs {
+            data = /incbin/("initramfs");
+            type = "ramdisk"; arch = "arm64"; os = "linux"; compression = "none";
+            hash { algo = "sha256"; };
+        };'
+    use='ramdisk = "initramfs";'
 fi
 
 cat > "$work/cairn.its" <<FIT
@@ -34,8 +46,9 @@ cat > "$work/cairn.its" <<FIT
             type = "flat_dt"; arch = "arm64"; compression = "none";
             hash { algo = "sha256"; };
         };
+        $image
     };
-    configurations { default = "conf"; conf { kernel = "kernel"; fdt = "fdt"; }; };
+    configurations { default = "conf"; conf { kernel = "kernel"; fdt = "fdt"; $use }; };
 };
 FIT
 # FAT knows no date before 1980.

@@ -45,8 +45,9 @@ python () {
 do_install () {
     grep -v '^#' ${CAIRN_TABLE} | while IFS="$(printf '\t')" read -r package mode source destination; do
         case "$package" in
+            # For other recipes.
+            cairn-system) continue ;;
             cairn-*) ;;
-            # For another recipe.
             *) continue ;;
         esac
         if [ "${source#bin/}" != "$source" ]; then
