@@ -1,4 +1,4 @@
-//! Any command words over any buffer contents: the simulator must neither panic nor hang.
+//! Any command words over any buffer contents: the simulator of either chip must neither panic nor hang.
 //!
 //! The input is a list of edits, six bytes each: a place and a value. Each appends a word to the program of a working
 //! convolution, mostly a write to a known register, before the words that start it. Pure noise would end at the first word.
@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use npu_device::{Bo, Deadline, Device, Driver, Job, JobFlags, Task};
-use npu_regs::{BlockMask, REGISTERS, RegisterInfo, Word};
+use npu_regs::rk3576::{Path, VERBATIM, cna, core, dpu, dpu_rdma};
+use npu_regs::{BlockMask, Layout, Register, RegisterInfo, Word};
 use npu_sim::{Options, Simulator};
 
 /// Largest work of a job, so that a run stays short.
@@ -21,8 +22,8 @@ const PROGRAM: usize = 0x4000;
 const EDIT: usize = 6;
 
 /// Registers that streams write.
-fn registers() -> Vec<&'static RegisterInfo> {
-    let all = REGISTERS.iter().copied().flatten().copied();
+fn registers(chip: Layout) -> Vec<&'static RegisterInfo> {
+    let all = chip.registers().iter().copied().flatten().copied();
     all.filter(|register| register.block.target() != 0).collect()
 }
 
@@ -70,10 +71,73 @@ const CONVOLUTION: &[(u16, u32)] = &[
     (0x5044, 0x7810),
 ];
 
-/// The program after the edits.
-fn program(edits: &[u8], registers: &[&'static RegisterInfo]) -> Vec<Word> {
+/// The same convolution for an RK3576, which must be told of every register of its blocks.
+fn complete_convolution(path: &Path, registers: &[&'static RegisterInfo]) -> Vec<Word> {
+    let own = |register: &&RegisterInfo| {
+        BlockMask::CONVOLUTION.contains(register.block) && !matches!(register.offset & 0xfff, 0 | 8)
+    };
+    let pointer = |register: &RegisterInfo| if register.offset & 0xfff == 4 { 0xe } else { 0 };
+    let all = registers.iter().copied().filter(own).map(|register| (register, pointer(register)));
+    let shape = [
+        (cna::Mode::INFO, path.mode),
+        (cna::Stride::INFO, 9),
+        (cna::CbufMode::INFO, 0x4000_0404),
+        (cna::WeightBytes::INFO, 1024),
+        (cna::KernelBytes::INFO, 32),
+        (cna::Kernel::INFO, 31),
+        (cna::Feature::INFO, 8 << 16 | 31),
+        (cna::Rows::INFO, 3 << 16 | 3),
+        (cna::Step::INFO, 64 << 16 | 3),
+        (cna::OutputPixels::INFO, 15),
+        (cna::Chain::INFO, 7),
+        (cna::Window::INFO, 2 << 16),
+        (cna::Fetch::INFO, 0x1000_0000),
+        (cna::Line::INFO, 4 << 16 | 2),
+        (cna::FetchRows::INFO, 3 << 16 | 3),
+        (cna::FetchChannels::INFO, 31),
+        (cna::FeatureAddress::INFO, 0x4000),
+        (cna::LineStride::INFO, 16),
+        (cna::GroupStride::INFO, 16),
+        (cna::FetchAtoms::INFO, 16),
+        (cna::WeightAddress::INFO, 0x8000),
+        (cna::Width::INFO, 3 << 16 | 3),
+        (core::Mode::INFO, path.core),
+        (core::Extents::INFO, 3 << 16 | 3),
+        (core::Channels::INFO, 31),
+        (dpu::FeatureMode::INFO, path.feature_mode),
+        (dpu::Format::INFO, path.format),
+        (dpu::Destination::INFO, 0xc000),
+        (dpu::PlaneStride::INFO, 16),
+        (dpu::Width::INFO, 3),
+        (dpu::Height::INFO, 3),
+        (dpu::Channels::INFO, 31),
+        (dpu::Writer::INFO, 31 << 16 | path.writer),
+        (dpu::WriterExtents::INFO, 3 << 16 | 3),
+        (dpu::WriterMode::INFO, path.writer_mode),
+        (dpu::Unnamed4044::INFO, path.unnamed_4044),
+        (dpu::Bias::INFO, path.bias),
+        (dpu::OutCvtScale::INFO, 1),
+        (dpu::GroupStep::INFO, 16),
+        (dpu_rdma::Width::INFO, 3),
+        (dpu_rdma::Height::INFO, 3),
+        (dpu_rdma::Channels::INFO, 31),
+        (dpu_rdma::Operands::INFO, path.operands),
+        (dpu_rdma::OperandAddress::INFO, 0x6000),
+        (dpu_rdma::ShiftAddress::INFO, 0x6100),
+        (dpu_rdma::Element::INFO, 0x41),
+        (dpu_rdma::Mode::INFO, path.reader),
+    ];
+    all.chain(VERBATIM.iter().copied()).chain(shape).map(|(register, value)| Word::write(register, value)).collect()
+}
+
+/// The program after the edits. Those of an RK3576 begin with the byte of its path.
+fn program(chip: Layout, edits: &[u8], registers: &[&'static RegisterInfo]) -> Vec<Word> {
     let find = |offset| registers.iter().find(|register| register.offset == offset).expect("a register of the table");
-    let mut words: Vec<Word> = CONVOLUTION.iter().map(|(offset, value)| Word::write(find(*offset), *value)).collect();
+    let path = edits.first().map_or(0, |byte| usize::from(*byte));
+    let mut words: Vec<Word> = match chip {
+        Layout::Rk3588 => CONVOLUTION.iter().map(|(offset, value)| Word::write(find(*offset), *value)).collect(),
+        Layout::Rk3576 => complete_convolution(&Path::ALL[path % Path::ALL.len()], registers),
+    };
     for edit in edits.chunks_exact(EDIT) {
         let place = usize::from(u16::from_le_bytes([edit[0], edit[1]]));
         let value = u32::from_le_bytes([edit[2], edit[3], edit[4], edit[5]]);
@@ -94,10 +158,12 @@ fn program(edits: &[u8], registers: &[&'static RegisterInfo]) -> Vec<Word> {
 }
 
 fuzz_target!(|input: &[u8]| {
-    let registers = registers();
     let (head, edits) = input.split_at(input.len().min(2));
-    let words = program(edits, &registers);
-    let options = Options { work_limit: WORK, ..Options::batched() };
+    let second = head.first().is_some_and(|byte| byte & 0x80 != 0);
+    let chip = if second { Layout::Rk3576 } else { Layout::Rk3588 };
+    let words = program(chip, edits, &registers(chip));
+    let base = if second { Options::rk3576() } else { Options::batched() };
+    let options = Options { work_limit: WORK, ..base };
     let device: Arc<dyn Device> = Simulator::new(options).open().expect("a simulated file");
     let mut bo = Bo::new(&device, BYTES).expect("a buffer");
     {

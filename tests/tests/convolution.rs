@@ -12,7 +12,7 @@ use half::f16;
 use npu::conv::{Conv, ConvPlan, Gives, Image, Output, Quantised};
 use npu::{Activation, Bias, Chip, Context, Padding, Quant, RunError, Window};
 use npu_sim::{Lever, Simulator};
-use pictures::{BATCHED, Exact, MODES, Mode, Number, STOCK, Sum, compare_reals, context, random, reals};
+use pictures::{BATCHED, Exact, MODES, Mode, Number, RK3576, STOCK, Sum, compare_reals, context, random, reals};
 use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -239,8 +239,20 @@ fn sums_of_integers_with_zero_points_are_exact() {
     }
 }
 
-/// Requantised results are within a step of exact ones, and do not depend on workers.
 fn check_quantised<In: Number + Output + Gives<In>>(
+    case: &Case,
+    depthwise: bool,
+    per_channel: bool,
+    activation: Activation,
+) {
+    check_quantised_on::<In>(MODES, 20, case, depthwise, per_channel, activation);
+}
+
+/// Requantised results are within a step of exact ones, and do not depend on workers. `spread`: how far weights' zero points
+/// are from the middle.
+fn check_quantised_on<In: Number + Output + Gives<In>>(
+    modes: [Mode; 2],
+    spread: i32,
     case: &Case,
     depthwise: bool,
     per_channel: bool,
@@ -251,7 +263,7 @@ fn check_quantised<In: Number + Output + Gives<In>>(
     let low = In::LOWEST;
     let zero_point = low + rng.random_range(0..256);
     let count = if per_channel { case.channels } else { 1 };
-    let zero_points: Vec<i32> = (0..count).map(|_| low + 128 + rng.random_range(-20..20)).collect();
+    let zero_points: Vec<i32> = (0..count).map(|_| low + 128 + rng.random_range(-spread..=spread)).collect();
     let unit = 60.0 / (5500.0 * (given.depth() as f32).sqrt());
     let scales: Vec<f32> = (0..count).map(|_| unit * rng.random_range(0.02..1.0f32)).collect();
     let bias: Vec<i32> = (0..case.channels).map(|_| rng.random_range(-20_000..20_000)).collect();
@@ -273,7 +285,7 @@ fn check_quantised<In: Number + Output + Gives<In>>(
     // Of the result a half, of the intermediate half a step, which is at most twice the largest multiplier, and of the
     // multiplier's missing bits a sixteenth. SOURCE: npu-spec 5.5, 5.8.
     let bound = 0.5 + 1.02 * f64::from(scales.iter().copied().fold(0.0, f32::max)) + 1.0 / 16.0;
-    let found = MODES.map(|mode| {
+    let found = modes.map(|mode| {
         let found = given.run::<In>(mode, &conv, exact.len());
         for (index, (found, exact)) in reals(&found).into_iter().zip(&exact).enumerate() {
             assert!((found - exact).abs() <= bound, "{}: element {index}: {found} for {exact}", given.what(mode));
@@ -305,6 +317,50 @@ fn requantised_depthwise_results_are_within_a_step() {
         check_quantised::<i8>(case, true, true, Activation::None);
         check_quantised::<u8>(case, true, true, Activation::None);
         check_quantised::<u8>(case, true, false, Activation::Relu6);
+    }
+}
+
+/// Cases of the list by their names.
+fn named<'a>(cases: &'a [Case], names: &'a [&str]) -> impl Iterator<Item = &'a Case> {
+    names.iter().map(|name| cases.iter().find(|case| case.what == *name).unwrap())
+}
+
+const ON_BOTH_CHIPS: [&str; 11] = [
+    "a point",
+    "one pixel",
+    "rows below four",
+    "an odd stride",
+    "valid padding",
+    "padding at the end alone",
+    "more padding than a window has",
+    "padding beyond its field",
+    "strides at their limit",
+    "a series",
+    "wider than the field",
+];
+
+#[test]
+fn the_rk3576_convolves_within_a_step() {
+    let cases = direct();
+    for case in named(&cases, &ON_BOTH_CHIPS).chain(named(&cases, &["an image", "other channels out", "bands"])) {
+        check_quantised_on::<i8>(RK3576, 0, case, false, false, Activation::None);
+    }
+    for case in named(&cases, &["a point", "an odd stride", "other channels out"]) {
+        check_quantised_on::<i8>(RK3576, 20, case, false, true, Activation::None);
+        check_quantised_on::<u8>(RK3576, 20, case, false, true, Activation::None);
+        check_quantised_on::<u8>(RK3576, 20, case, false, false, Activation::Relu);
+    }
+}
+
+#[test]
+fn the_rk3576_convolves_depthwise_within_a_step() {
+    let cases = depthwise();
+    for case in named(&cases, &ON_BOTH_CHIPS).chain(named(&cases, &["a multiplier", "bands"])) {
+        check_quantised_on::<i8>(RK3576, 0, case, true, false, Activation::None);
+    }
+    for case in named(&cases, &["rows below four", "an odd stride", "bands"]) {
+        check_quantised_on::<i8>(RK3576, 0, case, true, true, Activation::None);
+        check_quantised_on::<u8>(RK3576, 0, case, true, true, Activation::Relu);
     }
 }
 

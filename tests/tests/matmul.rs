@@ -13,6 +13,7 @@ use npu::matmul::{
     Bf16, F16, F16ToF32, GroupNumbers, I4, I8, I16, MatmulPlan, Matrix, Numbers, Product, Scaled, Shape, Tf32, pad_rows,
 };
 use npu::{Chip, Context, OperandReuse, Options, RunError};
+use npu_device::Driver;
 use npu_sim::{Lever, Options as Sim, Simulator};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -207,13 +208,17 @@ const SMALL_TILES: Mode = Mode {
     options: |options| Options { tile_rows: 12, tile_columns: 64, tile_depth: 64, tasks_per_job: 7, ..options },
 };
 
+fn chip(mode: Mode) -> Chip {
+    Chip::of(Simulator::new((mode.sim)()).open().unwrap().info()).unwrap()
+}
+
 fn options(mode: Mode) -> Options {
     (mode.options)(Options::default())
 }
 
 fn context(mode: Mode) -> (Simulator, Context) {
     let simulator = Simulator::new((mode.sim)());
-    let context = Context::open(&simulator, &Chip::RK3588, options(mode)).unwrap();
+    let context = Context::open(&simulator, &chip(mode), options(mode)).unwrap();
     (simulator, context)
 }
 
@@ -283,7 +288,7 @@ fn check_modes<T: Case>([rows, depth, columns]: [usize; 3], path: Path, modes: &
         outcome.unwrap_or_else(|error| panic!("{what}: {error}; {:?}", simulator.faults()));
         let shape = Shape { rows: pad_rows(rows), depth, columns };
         let plan = if path == Path::Resident { MatmulPlan::resident } else { MatmulPlan::new };
-        let tiles = plan(&Chip::RK3588, T::PRODUCT, shape, &options(mode)).unwrap().tiles().depth;
+        let tiles = plan(&chip(mode), T::PRODUCT, shape, &options(mode)).unwrap().tiles().depth;
         c.iter().zip(&sums).for_each(|(c, sums)| compare::<T>(&what, c, sums, depth, tiles));
     }
 }
@@ -319,6 +324,41 @@ fn check_paths<T: Case>() {
         check_modes::<T>([60, 800, 320], path, &[STOCK, BATCHED]);
     }
     check::<T>([1000, 96, 64], Path::Resident, BATCHED);
+}
+
+const RK3576: Mode = Mode { name: "RK3576", sim: Sim::rk3576, options: |options| options };
+const RK3576_SINGLE: Mode = Mode { sim: Sim::rk3576, ..SINGLE };
+const RK3576_SMALL_TILES: Mode = Mode {
+    name: "RK3576, small tiles",
+    sim: Sim::rk3576,
+    options: |options| Options { tile_rows: 12, tile_columns: 48, tile_depth: 64, tasks_per_job: 7, ..options },
+};
+
+/// `deep`: a depth of many tasks.
+fn check_rk3576<T: Case>(deep: usize) {
+    for rows in [1, 3, 5, 60, 257] {
+        check::<T>([rows, 96, 64], Path::OneShot, RK3576);
+    }
+    for shape in [[260, 800, 320], [20, deep, 64], [12, 32, 96]] {
+        check::<T>(shape, Path::OneShot, RK3576);
+    }
+    check::<T>([100, 160, 224], Path::OneShot, RK3576_SINGLE);
+    check::<T>([100, 160, 224], Path::OneShot, RK3576_SMALL_TILES);
+    for path in [Path::Batch(4), Path::Resident, Path::Stream(2)] {
+        check::<T>([60, 320, 160], path, RK3576);
+        check::<T>([60, 320, 160], path, RK3576_SINGLE);
+    }
+    check::<T>([500, 96, 64], Path::Resident, RK3576);
+}
+
+#[test]
+fn the_rk3576_multiplies_integers_exactly() {
+    check_rk3576::<I8>(9248);
+}
+
+#[test]
+fn the_rk3576_multiplies_half_precision() {
+    check_rk3576::<F16>(1248);
 }
 
 #[test]

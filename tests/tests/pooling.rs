@@ -12,6 +12,7 @@ use npu::conv::Image;
 use npu::matmul::Matrix;
 use npu::pool::{PoolElement, PoolPlan};
 use npu::{Chip, Context, CumulativeSum, ElementType, Options, Padding, PoolKind, RunError, RunReport, Window};
+use npu_device::Driver;
 use npu_sim::{Fault, Lever, Options as Sim, Simulator};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -71,14 +72,22 @@ impl Case for u8 {
     }
 }
 
-/// How it runs: the name, the options, and batched jobs or not.
-const MODES: [(&str, usize, bool); 4] =
-    [("three", 3, true), ("one", 1, true), ("task by task", 1, false), ("three task by task", 3, false)];
+/// How it runs: the name, the device, workers, and batched jobs or not.
+type Mode = (&'static str, fn() -> Sim, usize, bool);
 
-fn context((_, workers, batched): (&str, usize, bool)) -> (Simulator, Context) {
-    let simulator = Simulator::new(Sim::batched());
+const MODES: [Mode; 4] = [
+    ("three", Sim::batched, 3, true),
+    ("one", Sim::batched, 1, true),
+    ("task by task", Sim::batched, 1, false),
+    ("three task by task", Sim::batched, 3, false),
+];
+const RK3576: [Mode; 2] = [("RK3576, two", Sim::rk3576, 2, true), ("RK3576, task by task", Sim::rk3576, 1, false)];
+
+fn context((_, sim, workers, batched): Mode) -> (Simulator, Context) {
+    let simulator = Simulator::new(sim());
+    let chip = Chip::of(simulator.open().unwrap().info()).unwrap();
     let options = Options { workers, batched, ..Options::default() };
-    let context = Context::open(&simulator, &Chip::RK3588, options).unwrap();
+    let context = Context::open(&simulator, &chip, options).unwrap();
     (simulator, context)
 }
 
@@ -117,12 +126,16 @@ fn check_output<T: Case>(what: &str, kind: PoolKind, window: &Window, input: &[T
 
 /// One row of the matrix, run in every way: all must agree bit by bit.
 fn check<T: Case>(kind: PoolKind, window: &Window, shape: [usize; 3]) {
+    check_on::<T>(&MODES, kind, window, shape);
+}
+
+fn check_on<T: Case>(modes: &[Mode], kind: PoolKind, window: &Window, shape: [usize; 3]) {
     let what = format!("{kind:?} of {:?} {shape:?}, {window:?}", T::ELEMENT);
     let mut rng = StdRng::seed_from_u64(shape.iter().sum::<usize>() as u64);
     let input: Vec<T> = (0..shape.iter().product()).map(|_| T::draw(&mut rng)).collect();
     let [rows, columns] = window.output([shape[0], shape[1]]).unwrap();
     let mut first = None;
-    for mode in MODES {
+    for &mode in modes {
         let (simulator, mut context) = context(mode);
         let mut output = vec![T::default(); rows * columns * shape[2]];
         let outcome = context.pool(kind, window, Image::new(&input, shape).unwrap(), &mut output);
@@ -180,12 +193,16 @@ fn means_of_what_is_inside_leave_padding_out() {
 }
 
 fn check_global<T: Case>(kind: PoolKind, shape: [usize; 3], passes: usize) {
+    check_global_on::<T>(&MODES, kind, shape, passes);
+}
+
+fn check_global_on<T: Case>(modes: &[Mode], kind: PoolKind, shape: [usize; 3], passes: usize) {
     let what = format!("the whole {kind:?} of {:?} {shape:?}", T::ELEMENT);
     let mut rng = StdRng::seed_from_u64(7);
     let input: Vec<T> = (0..shape.iter().product()).map(|_| T::draw(&mut rng)).collect();
     let plan = PoolPlan::global(&Chip::RK3588, T::ELEMENT, kind, shape).unwrap();
     assert_eq!(plan.passes(), passes, "{what}");
-    for mode in MODES {
+    for &mode in modes {
         let (simulator, mut context) = context(mode);
         let mut output = vec![T::default(); shape[2]];
         let outcome = context.pool_global(kind, Image::new(&input, shape).unwrap(), &mut output);
@@ -221,6 +238,20 @@ fn whole_pictures_are_pooled_in_passes() {
     check_global::<i8>(PoolKind::Mean, [7, 7, 33], 1);
     check_global::<i8>(PoolKind::Mean, [32, 20, 17], 2);
     check_global::<u8>(PoolKind::MeanInside, [14, 14, 16], 1);
+}
+
+#[test]
+fn the_rk3576_pools_bytes() {
+    for (window, shape) in rows() {
+        check_on::<i8>(&RK3576, PoolKind::Max, &window, shape);
+        check_on::<u8>(&RK3576, PoolKind::Max, &window, shape);
+        let plain = Window { padding: Padding::default(), ..window };
+        check_on::<i8>(&RK3576, PoolKind::Mean, &plain, shape.map(|extent| extent + 3));
+        check_on::<u8>(&RK3576, PoolKind::Mean, &plain, shape.map(|extent| extent + 3));
+    }
+    check_on::<i8>(&RK3576, PoolKind::MeanInside, &rows()[0].0, rows()[0].1);
+    check_global_on::<i8>(&RK3576, PoolKind::Max, [113, 31, 3], 2);
+    check_global_on::<u8>(&RK3576, PoolKind::Mean, [32, 20, 17], 2);
 }
 
 #[test]
@@ -309,7 +340,7 @@ fn a_driver_that_would_not_hear_of_the_result_is_not_asked() {
 }
 
 /// The error of a maximum whose device misbehaves once, and then a right result.
-fn spoiled(mode: (&str, usize, bool), lever: Lever) -> String {
+fn spoiled(mode: Mode, lever: Lever) -> String {
     let (simulator, mut context) = context(mode);
     let input: Vec<i8> = (0..64 * 64 * 16).map(|i| i as i8).collect();
     let mut output = [5; 16];

@@ -13,6 +13,9 @@ use crate::{BoInfo, Deadline, Device, Driver, DriverInfo, Errno, Error, Job, Map
 /// Where the module parameter of the batched extension stands; absent on mainline. SOURCE: npu-spec 8.5.
 const BATCH_PARAMETER: &str = "/sys/module/rocket/parameters/rocket_batch_submit";
 
+/// The cores that the driver has, one link each, beside its own files.
+const CORES: &str = "/sys/bus/platform/drivers/rocket";
+
 /// Where the nodes of all accelerators are. SOURCE: accel_devnode, drivers/accel/drm_accel.c.
 const NODES: &str = "/dev/accel";
 
@@ -105,12 +108,22 @@ impl File {
         }
         let parameter = fs::read_to_string(BATCH_PARAMETER).unwrap_or_default();
         let batch_switched_off = matches!(parameter.trim(), "0" | "N");
-        Ok(Self { fd, info: DriverInfo { name, version, batch_switched_off } })
+        let compatible = compatible(Path::new(CORES));
+        Ok(Self { fd, info: DriverInfo { name, version, batch_switched_off, compatible } })
     }
 
     fn fd(&self) -> i32 {
         self.fd.as_raw_fd()
     }
+}
+
+/// What the device tree calls the first core of the driver in `folder`.
+fn compatible(folder: &Path) -> Option<String> {
+    let mut cores: Vec<PathBuf> = fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    cores.sort();
+    // A list of names, each with a NUL behind it, the most exact one first.
+    let names = cores.iter().find_map(|core| fs::read_to_string(core.join("of_node/compatible")).ok())?;
+    names.split('\0').next().map(str::to_owned)
 }
 
 fn version(fd: &OwnedFd) -> Result<(String, (i32, i32, i32)), Errno> {
@@ -315,6 +328,22 @@ mod tests {
 
     fn driver_error(path: &Path) -> String {
         format!("open {}", path.display())
+    }
+
+    #[test]
+    fn the_device_tree_says_which_chip_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(compatible(folder.path()), None);
+        fs::write(folder.path().join("bind"), "").unwrap();
+        for (core, names) in
+            [("27708000.npu", "other\0"), ("27700000.npu", "rockchip,rk3576-rknn-core\0rockchip,npu\0")]
+        {
+            let node = folder.path().join(core).join("of_node");
+            fs::create_dir_all(&node).unwrap();
+            fs::write(node.join("compatible"), names).unwrap();
+        }
+        assert_eq!(compatible(folder.path()).as_deref(), Some("rockchip,rk3576-rknn-core"));
+        assert_eq!(compatible(&folder.path().join("nothing")), None);
     }
 
     #[test]

@@ -123,6 +123,8 @@ pub struct DriverInfo {
     pub version: (i32, i32, i32),
     /// Whether the module parameter `rocket_batch_submit` is off.
     pub batch_switched_off: bool,
+    /// What the device tree calls a core, `rockchip,rk3588-rknn-core`; nothing where that cannot be read.
+    pub compatible: Option<String>,
 }
 
 impl DriverInfo {

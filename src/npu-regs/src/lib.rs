@@ -1,6 +1,6 @@
-//! The register table of the RK3588 NPU.
+//! The register tables of the NPUs of the RK3588 and the RK3576.
 //!
-//! One table, declared with `registers!` in [`blocks`], serves the encoder ([`Register::encode`]), the decoder
+//! One table for each [`Layout`], declared with `registers!` in [`blocks`], serves the encoder ([`Register::encode`]), the decoder
 //! ([`Register::decode`], [`Word::decode`]) and the disassembler (`Word`'s `Display`). No I/O.
 //!
 //! A register program is a list of 64-bit [`Word`]s; [`Program`] builds one from typed registers.
@@ -19,7 +19,7 @@ mod tests;
 
 use std::sync::LazyLock;
 
-pub use blocks::{cna, core, dpu, dpu_rdma, global, pc, ppu, ppu_rdma};
+pub use blocks::{cna, core, dpu, dpu_rdma, global, pc, ppu, ppu_rdma, rk3576};
 pub use field::{AluAlgo, ConvMode, ElementSize, EwDataMode, EwOpType, FieldValue, PoolingMethod, Precision};
 pub use program::{Link, Program, beats_minus_one};
 pub use register::{FieldError, FieldInfo, Register, RegisterInfo};
@@ -113,7 +113,63 @@ impl Block {
     }
 }
 
-/// The table, by block.
+/// Whose registers a program writes: what a word means depends on the chip.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// That of the RK3588.
+    #[default]
+    Rk3588,
+    /// That of the RK3576.
+    Rk3576,
+}
+
+impl Layout {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Rk3588, Self::Rk3576];
+
+    /// The chip's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rk3588 => "RK3588",
+            Self::Rk3576 => "RK3576",
+        }
+    }
+
+    /// The device tree's name of a core.
+    ///
+    /// SOURCE: drivers/accel/rocket/rocket_drv.c; npu-spec-rk3576 1.
+    pub const fn compatible(self) -> &'static str {
+        match self {
+            Self::Rk3588 => "rockchip,rk3588-rknn-core",
+            Self::Rk3576 => "rockchip,rk3576-rknn-core",
+        }
+    }
+
+    /// The table, by block.
+    pub const fn registers(self) -> &'static [&'static [&'static RegisterInfo]] {
+        match self {
+            Self::Rk3588 => REGISTERS,
+            Self::Rk3576 => rk3576::REGISTERS,
+        }
+    }
+
+    /// The register of `block` at `offset` bytes of the core's window.
+    pub fn lookup(self, block: Block, offset: u16) -> Option<&'static RegisterInfo> {
+        static BY_OFFSET: LazyLock<[Vec<Option<&'static RegisterInfo>>; 2]> =
+            LazyLock::new(|| Layout::ALL.map(by_offset));
+        BY_OFFSET[self as usize][usize::from(offset)].filter(|register| register.block == block)
+    }
+}
+
+fn by_offset(layout: Layout) -> Vec<Option<&'static RegisterInfo>> {
+    let mut table = vec![None; 0x1_0000];
+    for register in layout.registers().iter().copied().flatten() {
+        table[usize::from(register.offset)] = Some(*register);
+    }
+    table
+}
+
+/// The table of the RK3588, by block.
 pub const REGISTERS: &[&[&RegisterInfo]] = &[
     pc::INTERRUPTS,
     pc::TABLE,
@@ -135,15 +191,3 @@ pub const REGISTERS: &[&[&RegisterInfo]] = &[
     blocks::sdma::TABLE,
     global::TABLE,
 ];
-
-/// The register of `block` at `offset` bytes of the core's window.
-pub fn lookup(block: Block, offset: u16) -> Option<&'static RegisterInfo> {
-    static BY_OFFSET: LazyLock<Vec<Option<&'static RegisterInfo>>> = LazyLock::new(|| {
-        let mut table = vec![None; 0x1_0000];
-        for register in REGISTERS.iter().copied().flatten() {
-            table[usize::from(register.offset)] = Some(*register);
-        }
-        table
-    });
-    BY_OFFSET[usize::from(offset)].filter(|register| register.block == block)
-}

@@ -36,6 +36,11 @@ impl Program {
         Ok(())
     }
 
+    /// Appends a write to a register that is one number of 32 bits.
+    pub fn push_value(&mut self, register: &RegisterInfo, value: u32) {
+        self.words.push(Word::write(register, value));
+    }
+
     /// Ends the program: an empty link, the marker and the word that starts `mask`.
     pub fn finish(&mut self, mask: BlockMask) {
         self.words.extend([Word::NOP, Word::write(pc::RegisterAmounts::INFO, 0), Word::MARKER, Word::enable(mask)]);

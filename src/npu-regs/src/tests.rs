@@ -68,9 +68,11 @@ fn a_word_whose_target_does_not_own_the_register_is_refused() {
 
 #[test]
 fn the_table_has_one_entry_per_register_and_is_aligned() {
+    let registers =
+        |layout: Layout| layout.registers().iter().copied().flatten().map(move |register| (layout, register));
     let mut offsets = std::collections::BTreeSet::new();
-    for register in REGISTERS.iter().copied().flatten() {
-        assert!(offsets.insert(register.offset), "{} stands twice", register.name);
+    for (layout, register) in Layout::ALL.into_iter().flat_map(registers) {
+        assert!(offsets.insert((layout.name(), register.offset)), "{} stands twice", register.name);
         assert_eq!(register.offset % 4, 0, "{}", register.name);
         assert!(register.name.starts_with(register.block.name()), "{}", register.name);
         let base = register.offset & 0xf000;
@@ -78,11 +80,23 @@ fn the_table_has_one_entry_per_register_and_is_aligned() {
     }
 }
 
+#[test]
+fn a_word_means_what_its_chip_makes_of_it() {
+    let word = Word::write(cna::FeatureDataAddr::INFO, 16);
+    assert_eq!(word.text(Layout::Rk3588).to_string(), "CNA_FEATURE_DATA_ADDR feature_base_addr=16");
+    assert_eq!(word.text(Layout::Rk3576).to_string(), "CNA_UNNAMED_1070 value=16");
+    let word = Word::write(rk3576::cna::CbufMode::INFO, 1 << 30);
+    assert_eq!(word.text(Layout::Rk3576).to_string(), "CNA_CBUF_MODE window=true");
+    assert!(matches!(word.decode(), Err(WordError::UnknownRegister { offset: 0x1018, .. })));
+    assert_eq!(Layout::Rk3588.lookup(Block::Cna, 0x1018).map(|register| register.name), None);
+}
+
 proptest! {
     #[test]
     fn any_word_prints_and_decodes_without_panic(word: u64) {
         let _ = Word(word).to_string();
         let _ = Word(word).decode();
+        let _ = Word(word).text(Layout::Rk3576).to_string();
     }
 
     #[test]

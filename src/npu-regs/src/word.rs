@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Block, RegisterInfo, lookup};
+use crate::{Block, Layout, RegisterInfo};
 
 /// Target of the marker that must stand right before the enable word. SOURCE: npu-spec 1.1 [HW].
 const MARKER: u16 = 0x0041;
@@ -136,17 +136,30 @@ impl Word {
         Self((ENABLE as u64) << 48 | (mask.bits() as u64) << 16 | ENABLE_REGISTER as u64)
     }
 
+    /// The word as text, as the chip of `layout` takes it.
+    pub fn text(self, layout: Layout) -> impl fmt::Display {
+        Text { word: self, layout }
+    }
+
     /// Target, value and register.
     const fn split(self) -> (u16, u32, u16) {
         // CAST: the shifts leave 16, 32 and 16 bits.
         ((self.0 >> 48) as u16, (self.0 >> 16) as u32, self.0 as u16)
     }
 
-    /// What the word does.
+    /// What the word does on an RK3588.
     ///
     /// # Errors
     /// A target, register or mask that does not exist.
     pub fn decode(self) -> Result<Op, WordError> {
+        self.decode_as(Layout::Rk3588)
+    }
+
+    /// What the word does on the chip of `layout`.
+    ///
+    /// # Errors
+    /// A target, register or mask that does not exist there.
+    pub fn decode_as(self, layout: Layout) -> Result<Op, WordError> {
         let word = self.0;
         if word == 0 {
             return Ok(Op::Nop);
@@ -162,7 +175,7 @@ impl Word {
             _ => {}
         }
         let block = Block::from_target(target).ok_or(WordError::UnknownTarget { word, target })?;
-        let register = lookup(block, offset).ok_or(WordError::UnknownRegister { word, block, offset })?;
+        let register = layout.lookup(block, offset).ok_or(WordError::UnknownRegister { word, block, offset })?;
         Ok(Op::Write { register, value })
     }
 }
@@ -173,10 +186,24 @@ impl fmt::Debug for Word {
     }
 }
 
-/// The word as text: the register's name and its non-zero fields, `CNA_CONV_CON1 conv_mode=Depthwise`.
+/// The word as text, as an RK3588 takes it.
 impl fmt::Display for Word {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.decode() {
+        self.text(Layout::Rk3588).fmt(f)
+    }
+}
+
+/// A word as the chip of a layout takes it: the register's name and its non-zero fields,
+/// `CNA_CONV_CON1 conv_mode=Depthwise`.
+#[derive(Clone, Copy, Debug)]
+struct Text {
+    word: Word,
+    layout: Layout,
+}
+
+impl fmt::Display for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.word.decode_as(self.layout) {
             Ok(Op::Nop) => f.write_str("NOP"),
             Ok(Op::Marker) => f.write_str("MARKER"),
             Ok(Op::Enable(mask)) => write!(f, "ENABLE {mask:?}"),

@@ -7,10 +7,11 @@
 //! A datapath computes an [`Effect`] from registers and memory and writes nothing itself, so that test levers can spoil
 //! the writes of any of them.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use npu_device::Task;
-use npu_regs::{Block, BlockMask, FieldError, Op, Register, RegisterInfo, Word, pc};
+use npu_regs::{Block, BlockMask, FieldError, Layout, Op, Register, RegisterInfo, Word, WordError, pc};
 
 use crate::cbuf::Cbuf;
 use crate::cost::{CostModel, Work};
@@ -19,14 +20,18 @@ use crate::levers::Lever;
 use crate::memory::{ATOM, Journal, Space, Writes};
 use crate::quirks::{Quirk, hang};
 use crate::registers::RegisterFile;
-use crate::{conv, flying, ppu};
+use crate::{conv, flying, ppu, rk3576};
 
-/// When the kernel gives up on a job. SOURCE: `JOB_TIMEOUT_MS`, drivers/accel/rocket/rocket_job.c.
-pub(crate) const WATCHDOG: Duration = Duration::from_millis(500);
+/// When the kernel gives up on a job. SOURCE: `JOB_TIMEOUT_MS`, drivers/accel/rocket/rocket_job.c; npu-spec-rk3576 1.
+pub(crate) const fn watchdog(chip: Layout) -> Duration {
+    Duration::from_millis(match chip {
+        Layout::Rk3588 => 500,
+        Layout::Rk3576 => 125,
+    })
+}
+
 /// What streams write into the pointers of the blocks that are theirs. SOURCE: npu-spec 1.3.
 const PING_PONG: u32 = 0xe;
-/// Command words of a 128-bit beat.
-const WORDS_PER_BEAT: u32 = 2;
 /// Unit of a lost write.
 const BURST: usize = 64;
 /// An address that a fault lever pretends to read: no buffer object reaches it.
@@ -41,6 +46,8 @@ pub(crate) struct Effect {
     pub(crate) work: Work,
     /// Why the task hangs after these writes.
     pub(crate) hangs: Option<Fault>,
+    /// QUIRK(R2): the job after it writes nothing.
+    pub(crate) drains: bool,
 }
 
 /// What writes the result of a task, and interrupts when it is written.
@@ -55,6 +62,7 @@ pub(crate) enum Unit {
 
 /// A job as the core sees it.
 pub(crate) struct Order<'a> {
+    pub(crate) chip: Layout,
     pub(crate) tasks: &'a [Task],
     /// One kick for all tasks.
     pub(crate) batched: bool,
@@ -80,6 +88,8 @@ pub(crate) struct Outcome {
     pub(crate) work: Work,
     /// What it wrote, taken back.
     pub(crate) journal: Journal,
+    /// QUIRK(R2): the job after it writes nothing.
+    pub(crate) drains: bool,
 }
 
 /// One core: its registers and what its CBUF holds.
@@ -91,6 +101,8 @@ pub(crate) struct Core {
     pub(crate) poisoned: bool,
     /// What ended the task that ran last.
     last: Unit,
+    /// Of an RK3576: whether a job has run since power came, or since sums as results. Before that one writes nothing.
+    awake: bool,
 }
 
 /// State of a job while it runs.
@@ -101,6 +113,8 @@ struct Run<'a> {
     work_left: u64,
     /// Command words of the task that runs now.
     command_bytes: u64,
+    /// Registers that it wrote, on a chip where it must write all.
+    written: HashSet<u16>,
 }
 
 /// Where a stream says that the next task is.
@@ -117,11 +131,25 @@ impl Core {
         self.cbuf = Cbuf::default();
         let mut outcome = self.attempt(space, order, Self::kicks);
         if outcome.fault.is_some() {
-            outcome.time = WATCHDOG;
+            outcome.time = watchdog(order.chip);
             self.reset();
         }
         outcome.journal.undo(space);
+        if order.chip == Layout::Rk3576 {
+            self.wake(&mut outcome);
+        }
         outcome
+    }
+
+    /// QUIRK(R1), QUIRK(R2): the first job after power came, and the next one after sums as results, complete and write
+    /// nothing.
+    fn wake(&mut self, outcome: &mut Outcome) {
+        let writes = std::mem::replace(&mut self.awake, true);
+        if writes {
+            self.awake = !outcome.drains;
+            return;
+        }
+        outcome.journal = Journal::default();
     }
 
     /// Runs one kick of `count` tasks to its end, or to where it hangs.
@@ -136,7 +164,8 @@ impl Core {
         body: impl FnOnce(&mut Self, &mut Run<'_>) -> Result<()>,
     ) -> Outcome {
         let outcome = Outcome { time: order.cost.job, ..Outcome::default() };
-        let mut run = Run { space, order, outcome, work_left: order.work_limit, command_bytes: 0 };
+        let (work_left, written) = (order.work_limit, HashSet::new());
+        let mut run = Run { space, order, outcome, work_left, command_bytes: 0, written };
         let result = run.delay().and_then(|()| body(self, &mut run));
         let mut outcome = run.outcome;
         // The task that is not heard of did complete.
@@ -157,7 +186,7 @@ impl Core {
 
     /// What the kernel's watchdog does. The power domain stays on.
     pub(crate) fn reset(&mut self) {
-        *self = Self { poisoned: self.poisoned, ..Self::default() };
+        *self = Self { poisoned: self.poisoned, awake: self.awake, ..Self::default() };
     }
 
     fn kicks(&mut self, run: &mut Run<'_>) -> Result<()> {
@@ -202,13 +231,19 @@ impl Core {
     fn task(&mut self, run: &mut Run<'_>, base: u32, beats: u32) -> Result<Link> {
         let bytes = run.space.read_vec(Block::Pc, base.into(), u64::from(beats) * ATOM as u64)?;
         run.command_bytes = bytes.len() as u64;
+        run.written.clear();
+        let (words, _) = bytes.as_chunks();
+        let words = words.iter().map(|word| Word(u64::from_le_bytes(*word)));
+        self.words(run, words.clone()).map_err(|fault| foreign(run.order.chip, words).unwrap_or(fault))
+    }
+
+    fn words(&mut self, run: &mut Run<'_>, words: impl Iterator<Item = Word>) -> Result<Link> {
         let (mut link, mut armed, mut started) = (Link::default(), false, false);
-        for word in bytes.chunks_exact(ATOM / WORDS_PER_BEAT as usize) {
-            // PANIC: chunks of eight bytes.
-            match Word(u64::from_le_bytes(word.try_into().expect("eight bytes"))).decode()? {
+        for word in words {
+            match word.decode_as(run.order.chip)? {
                 Op::Nop => {}
                 Op::Marker => armed = true,
-                Op::Write { register, value } => self.write(register, value, &mut link)?,
+                Op::Write { register, value } => self.write(run, register, value, &mut link)?,
                 Op::Enable(_) if !armed => return Err(hang(Quirk::Q5)),
                 Op::Enable(mask) => {
                     proven(!started, "a task that starts the blocks twice")?;
@@ -224,7 +259,7 @@ impl Core {
         Ok(link)
     }
 
-    fn write(&mut self, register: &'static RegisterInfo, value: u32, link: &mut Link) -> Result<()> {
+    fn write(&mut self, run: &mut Run<'_>, register: &'static RegisterInfo, value: u32, link: &mut Link) -> Result<()> {
         let reserved = value & !register.mask();
         if reserved != 0 {
             return Err(FieldError::Reserved { register: register.name, bits: reserved }.into());
@@ -232,9 +267,14 @@ impl Core {
         if register.block == Block::Pc {
             return follow(register, value, link);
         }
+        if run.order.chip == Layout::Rk3576 {
+            run.written.insert(register.offset);
+        }
         match register.offset & 0xfff {
             0x0 | 0x8 => return Err(Fault::NotForStreams { register: register.name }),
-            0x4 if matches!(register.block, Block::Cna | Block::Core) => return Err(hang(Quirk::Q6)),
+            0x4 if run.order.chip == Layout::Rk3588 && matches!(register.block, Block::Cna | Block::Core) => {
+                return Err(hang(Quirk::Q6));
+            }
             // The write does not move the pointer. SOURCE: npu-spec 1.3.
             0x4 => return proven(value == PING_PONG, "a pointer mode other than ping-pong"),
             _ => {}
@@ -254,6 +294,10 @@ impl Core {
             _ => {}
         }
         let mut effect = match mask {
+            mask if run.order.chip == Layout::Rk3576 => {
+                rk3576::complete(mask, &run.written)?;
+                rk3576::run(&self.registers, run.space, mask, run.work_left)?
+            }
             // 0x0d is a convolution without operands from memory.
             BlockMask::CONVOLUTION => conv::run(self, run.space, true, run.work_left)?,
             mask if mask.bits() == 0x0d => conv::run(self, run.space, false, run.work_left)?,
@@ -271,8 +315,20 @@ impl Core {
         }
         self.registers.toggle(mask);
         self.last = if mask == BlockMask::POOLING { Unit::Pooling } else { Unit::PostProcessor };
+        run.outcome.drains |= effect.drains;
         effect.hangs.map_or(Ok(()), Err)
     }
+}
+
+/// The fault of a program whose words mean something to another chip only.
+fn foreign(chip: Layout, words: impl Iterator<Item = Word>) -> Option<Fault> {
+    words.filter(|word| matches!(word.decode_as(chip), Err(WordError::UnknownRegister { .. }))).find_map(|word| {
+        let mut others = Layout::ALL.into_iter().filter(|other| *other != chip);
+        others.find_map(|other| match word.decode_as(other) {
+            Ok(Op::Write { register, .. }) => Some(Fault::Foreign { chip: chip.name(), register: register.name }),
+            _ => None,
+        })
+    })
 }
 
 /// A write to a PC register: where the next task is.

@@ -69,7 +69,7 @@ pub(crate) fn run(task: &mut Core, space: &Space, readers: bool, left: u64) -> R
         bytes_read: fetch.bytes() + post.bytes_read,
         bytes_written: written,
     };
-    Ok(Effect { writes, work, hangs: post.writer.hangs.as_ref().map(Fault::from) })
+    Ok(Effect { writes, work, hangs: post.writer.hangs.as_ref().map(Fault::from), ..Effect::default() })
 }
 
 /// Refuses work beyond a limit.

@@ -16,7 +16,7 @@ use crate::memory::{ATOM, Space, Writes};
 use crate::quirks::{Quirk, hang};
 use crate::rdma::{Cube, Extents, PerChannel};
 use crate::registers::RegisterFile;
-pub(crate) use stage::{Stages, half_to_even, saturate};
+pub(crate) use stage::{Stages, half_away, half_to_even, narrow, saturate};
 pub(crate) use writer::Writer;
 
 /// Where the DPU's main data comes from.

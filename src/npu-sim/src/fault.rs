@@ -14,6 +14,14 @@ pub enum Fault {
     /// A register holds what means nothing.
     #[error(transparent)]
     Field(#[from] FieldError),
+    /// A program for another chip.
+    #[error("a program of another chip than the {chip}: {register}")]
+    Foreign {
+        /// The chip that it reached.
+        chip: &'static str,
+        /// A register that this chip does not have, or one that each of its programs writes and this one did not.
+        register: &'static str,
+    },
     /// A stream writes a register that only the kernel may write.
     #[error("a command stream writes {register}")]
     NotForStreams {
@@ -63,7 +71,7 @@ pub enum Fault {
         /// The other.
         right: u64,
     },
-    /// An erratum makes the job hang.
+    /// An erratum makes the job hang, or its result wrong.
     #[error("{quirk:?}: {}", quirk.effect())]
     Quirk {
         /// Which.
@@ -98,7 +106,7 @@ pub enum Fault {
     #[error("the driver does not wait for the interrupt of the unit that completed")]
     Unheard,
     /// A job takes longer than the watchdog allows.
-    #[error("the job takes longer than the watchdog's 500 ms")]
+    #[error("the job takes longer than the watchdog allows")]
     Overtime,
     /// A test asked for it.
     #[error("injected by a test lever")]

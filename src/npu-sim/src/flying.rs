@@ -52,7 +52,7 @@ pub(crate) fn run(task: &Core, space: &Space, left: u64) -> Result<Effect> {
         bytes_read: main.bytes() + post.bytes_read,
         bytes_written: writes.bytes() as u64,
     };
-    Ok(Effect { writes: vec![writes], work, hangs: post.writer.hangs.as_ref().map(Fault::from) })
+    Ok(Effect { writes: vec![writes], work, hangs: post.writer.hangs.as_ref().map(Fault::from), ..Effect::default() })
 }
 
 /// The main data, `[row, column, channel]`.

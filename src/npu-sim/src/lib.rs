@@ -42,6 +42,7 @@ mod ppu;
 pub mod quirks;
 mod rdma;
 mod registers;
+mod rk3576;
 #[cfg(test)]
 mod testbed;
 #[cfg(test)]

@@ -229,6 +229,11 @@ impl Journal {
         written
     }
 
+    /// Makes everything that the job wrote wrong. How wrong nobody knows; here every bit is.
+    pub(crate) fn spoil(&mut self) {
+        self.after.iter_mut().for_each(|byte| *byte = !*byte);
+    }
+
     /// Puts back what was there before the job.
     pub(crate) fn undo(&self, space: &Space) {
         let mut end = self.before.len();

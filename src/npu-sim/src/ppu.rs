@@ -31,51 +31,68 @@ const INTEGER_PAD_BITS: u32 = 19;
 
 /// Element type of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Element {
+pub(crate) enum Element {
     I8,
     F16,
 }
 
 /// A pooling task. Axes are `[rows, columns]`.
 #[derive(Debug)]
-struct Pool {
-    element: Element,
-    method: PoolingMethod,
-    input: [usize; 2],
-    output: [usize; 2],
-    planes: usize,
-    kernel: [usize; 2],
-    stride: [usize; 2],
+pub(crate) struct Pool {
+    pub(crate) element: Element,
+    pub(crate) method: PoolingMethod,
+    pub(crate) input: [usize; 2],
+    pub(crate) output: [usize; 2],
+    pub(crate) planes: usize,
+    pub(crate) kernel: [usize; 2],
+    pub(crate) stride: [usize; 2],
     /// Before the first row and column.
-    pad: [usize; 2],
+    pub(crate) pad: [usize; 2],
     /// What cells outside the input hold, as [`Element::number`] has it.
-    outside: i64,
+    pub(crate) outside: i64,
     /// Of the kernel, as whole numbers over 65536.
-    reciprocals: [i64; 2],
-    source: u64,
+    pub(crate) reciprocals: [i64; 2],
+    pub(crate) source: u64,
     /// In atoms.
-    line_stride: u64,
-    surface_stride: u64,
-    destination: u64,
-    destination_stride: u64,
+    pub(crate) line_stride: u64,
+    pub(crate) surface_stride: u64,
+    /// In atoms.
+    pub(crate) destination: u64,
+    pub(crate) destination_stride: u64,
 }
 
 /// Computes a task. `left`: the largest work that is allowed.
 pub(crate) fn run(task: &Core, space: &Space, left: u64) -> Result<Effect> {
-    let pool = Pool::decode(&task.registers)?;
-    let [inputs, outputs, window] = [pool.input, pool.output, pool.kernel].map(|[rows, columns]| rows * columns);
-    let elements = |pixels: usize| (pool.planes * pixels * pool.element.lanes()) as u64;
-    // Extents have 13 bits each, the channels too, kernels 4: together 47.
-    allow(elements(outputs) * window as u64, left)?;
-    allow(elements(inputs.max(outputs)), left.min(MOST_ELEMENTS))?;
-    let planes = (0..pool.planes).into_par_iter().map(|plane| pool.plane(space, plane));
-    let writes = planes.collect::<Result<Vec<_>>>()?;
-    let bytes = |pixels: usize| (pool.planes * pixels * ATOM) as u64;
-    let work = Work { macs: 0, macs_per_cycle: 1, bytes_read: bytes(inputs), bytes_written: bytes(outputs) };
-    Ok(Effect { writes, work, hangs: None })
+    Pool::decode(&task.registers)?.run(space, left)
 }
 
 impl Pool {
+    /// Computes the task. `left`: the largest work that is allowed.
+    pub(crate) fn run(&self, space: &Space, left: u64) -> Result<Effect> {
+        let [inputs, outputs, window] = [self.input, self.output, self.kernel].map(|[rows, columns]| rows * columns);
+        let elements = |pixels: usize| (self.planes * pixels * self.element.lanes()) as u64;
+        // Extents have 13 bits each, the channels too, kernels 4: together 47.
+        allow(elements(outputs) * window as u64, left)?;
+        allow(elements(inputs.max(outputs)), left.min(MOST_ELEMENTS))?;
+        let planes = (0..self.planes).into_par_iter().map(|plane| self.plane(space, plane));
+        let writes = planes.collect::<Result<Vec<_>>>()?;
+        let bytes = |pixels: usize| (self.planes * pixels * ATOM) as u64;
+        let work = Work { macs: 0, macs_per_cycle: 1, bytes_read: bytes(inputs), bytes_written: bytes(outputs) };
+        Ok(Effect { writes, work, ..Effect::default() })
+    }
+
+    /// Refuses what fits neither the windows nor the planes. `after`: padding behind the last row and column.
+    pub(crate) fn checked(self, channels: usize, after: [usize; 2]) -> Result<Self> {
+        for (axis, after) in after.into_iter().enumerate() {
+            let room = (self.pad[axis] + self.input[axis] + after).checked_sub(self.kernel[axis]);
+            let fit = room.map_or(0, |room| room / self.stride[axis] + 1);
+            agree("output extents of the PPU and windows in its padded input", self.output[axis] as u64, fit as u64)?;
+        }
+        proven(channels.is_multiple_of(self.element.lanes()), "pooled channels that are no whole planes")?;
+        proven(self.source.is_multiple_of(ATOM as u64), "a pooled cube whose address is no multiple of 16")?;
+        Ok(self)
+    }
+
     fn decode(registers: &RegisterFile) -> Result<Self> {
         check_mode(registers)?;
         let method = registers.get::<ppu::OperationModeCfg>()?.pooling_method;
@@ -85,19 +102,8 @@ impl Pool {
         let pad = [padding.pad_top as usize, padding.pad_left as usize];
         let after = [padding.pad_bottom as usize, padding.pad_right as usize];
         let (input, output, channels) = extents(registers)?;
-        for axis in 0..2 {
-            let room = (pad[axis] + input[axis] + after[axis]).checked_sub(kernel[axis]);
-            let fit = room.map_or(0, |room| room / stride[axis] + 1);
-            agree("output extents of the PPU and windows in its padded input", output[axis] as u64, fit as u64)?;
-        }
-        proven(channels.is_multiple_of(element.lanes()), "pooled channels that are no whole planes")?;
         let padded = pad.into_iter().chain(after).any(|cells| cells > 0);
-        let source = registers.get::<rdma::SrcBaseAddr>()?.src_base_addr.into();
-        proven(u64::is_multiple_of(source, ATOM as u64), "a pooled cube whose address is no multiple of 16")?;
-        let destination_stride = registers.get::<ppu::DstSurfStride>()?.dst_surf_stride;
-        let step = registers.get::<ppu::DataFormat>()?.index_add;
-        agree("surface stride and index step of the PPU", destination_stride, step)?;
-        Ok(Self {
+        Self {
             element,
             method,
             input,
@@ -108,12 +114,13 @@ impl Pool {
             pad,
             outside: element.outside(registers, method, padded)?,
             reciprocals: element.reciprocals(registers, method, kernel)?,
-            source,
+            source: registers.get::<rdma::SrcBaseAddr>()?.src_base_addr.into(),
             line_stride: registers.get::<rdma::SrcLineStride>()?.src_line_stride.into(),
             surface_stride: registers.get::<rdma::SrcSurfStride>()?.src_surf_stride.into(),
-            destination: u64::from(registers.get::<ppu::DstBaseAddr>()?.dst_base_addr) * ATOM as u64,
-            destination_stride: destination_stride.into(),
-        })
+            destination: registers.get::<ppu::DstBaseAddr>()?.dst_base_addr.into(),
+            destination_stride: check_strides(registers)?.into(),
+        }
+        .checked(channels, after)
     }
 
     /// Computes one plane.
@@ -129,8 +136,8 @@ impl Pool {
                     self.element.store(self.result(&numbers, [row, column], lane)?, element);
                 }
             }
-            let atoms = plane as u64 * self.destination_stride + (row * columns) as u64;
-            writes.push(self.destination + atoms * ATOM as u64, &bytes);
+            let atoms = self.destination + plane as u64 * self.destination_stride + (row * columns) as u64;
+            writes.push(atoms * ATOM as u64, &bytes);
         }
         Ok(writes)
     }
@@ -188,8 +195,16 @@ fn check_mode(registers: &RegisterFile) -> Result<()> {
     registers.unused::<ppu::PaddingValue2Cfg>()
 }
 
+/// The stride of the result's planes, which is said twice.
+pub(crate) fn check_strides(registers: &RegisterFile) -> Result<u32> {
+    let stride = registers.get::<ppu::DstSurfStride>()?.dst_surf_stride;
+    let step = registers.get::<ppu::DataFormat>()?.index_add;
+    agree("surface stride and index step of the PPU", stride, step)?;
+    Ok(stride)
+}
+
 /// Kernel and stride.
-fn window(registers: &RegisterFile) -> Result<([usize; 2], [usize; 2])> {
+pub(crate) fn window(registers: &RegisterFile) -> Result<([usize; 2], [usize; 2])> {
     let window = registers.get::<ppu::PoolingKernelCfg>()?;
     let kernel = [window.kernel_height, window.kernel_width].map(|extent| extent as usize + 1);
     let stride = [window.kernel_stride_height, window.kernel_stride_width].map(|extent| extent as usize + 1);
@@ -197,7 +212,7 @@ fn window(registers: &RegisterFile) -> Result<([usize; 2], [usize; 2])> {
 }
 
 /// Input, output and channels, on which both blocks agree.
-fn extents(registers: &RegisterFile) -> Result<([usize; 2], [usize; 2], usize)> {
+pub(crate) fn extents(registers: &RegisterFile) -> Result<([usize; 2], [usize; 2], usize)> {
     let [height, width, channels] = [
         registers.get::<ppu::DataCubeInHeight>()?.cube_in_height,
         registers.get::<ppu::DataCubeInWidth>()?.cube_in_width,
@@ -227,11 +242,19 @@ impl Element {
         }
     }
 
-    fn lanes(self) -> usize {
+    pub(crate) fn lanes(self) -> usize {
         match self {
             Self::I8 => ATOM,
             Self::F16 => ATOM / 2,
         }
+    }
+
+    /// A pad value of integers.
+    pub(crate) fn integer_outside(value: u32) -> Result<i64> {
+        let unused = u32::BITS - INTEGER_PAD_BITS;
+        let number = (value << unused).cast_signed() >> unused;
+        let fits = value >> INTEGER_PAD_BITS == 0 && i8::try_from(number).is_ok();
+        proven(fits, "a pad value beyond 8 bits").map(|()| number.into())
     }
 
     /// The pad value. Of integers it is the low 19 bits, of half precision the low 16. SOURCE: npu-spec 6.2.
@@ -244,12 +267,7 @@ impl Element {
             return proven(value == 0, "a mean with a pad value").map(|()| 0);
         }
         match self {
-            Self::I8 => {
-                let unused = u32::BITS - INTEGER_PAD_BITS;
-                let number = (value << unused).cast_signed() >> unused;
-                let fits = value >> INTEGER_PAD_BITS == 0 && i8::try_from(number).is_ok();
-                proven(fits, "a pad value beyond 8 bits").map(|()| number.into())
-            }
+            Self::I8 => Self::integer_outside(value),
             Self::F16 => {
                 let bytes = u16::try_from(value).unwrap_or(0).to_le_bytes();
                 proven(value <= u16::MAX.into(), "a pad value beyond 16 bits")?;
@@ -259,7 +277,12 @@ impl Element {
     }
 
     /// The reciprocals of `[height, width]`. SOURCE: npu-spec 6.2: of integers ⌊65536/k⌋, of half precision 65536/k as such.
-    fn reciprocals(self, registers: &RegisterFile, method: PoolingMethod, kernel: [usize; 2]) -> Result<[i64; 2]> {
+    pub(crate) fn reciprocals(
+        self,
+        registers: &RegisterFile,
+        method: PoolingMethod,
+        kernel: [usize; 2],
+    ) -> Result<[i64; 2]> {
         if method != PoolingMethod::Average {
             return Ok([0; 2]);
         }

@@ -1,6 +1,7 @@
 //! Errata of silicon and driver, by ID. The workarounds live in the `npu` library, the misbehaviour here.
 //!
-//! SOURCE: npu-spec 7. The numbers are that table's.
+//! SOURCE: npu-spec 7. The numbers are that table's. Those with an R are the RK3576's: npu-spec-rk3576 1 for the first and the
+//! third; the second from the reference of the library that the survey describes.
 
 /// An erratum that this simulator reproduces.
 ///
@@ -66,6 +67,12 @@ pub enum Quirk {
     /// A transposed convolution of stride 2 with padding from 12 to 15 is wrong. How wrong nobody knows; here its features
     /// are zero.
     Q32,
+    /// RK3576: the first job of a core after power came completes and writes nothing.
+    R1,
+    /// RK3576: so does the next job after one whose results are sums.
+    R2,
+    /// RK3576: two jobs at once corrupt each other, on whichever cores. Here the one that came later is wrong.
+    R3,
 }
 
 impl Quirk {
@@ -100,6 +107,9 @@ impl Quirk {
             Self::Q30 => "a hung job is retired as a success",
             Self::Q31 => "an access outside all buffers",
             Self::Q32 => "a transposed convolution of stride 2 with padding from 12 is wrong",
+            Self::R1 => "the first job after power came writes nothing",
+            Self::R2 => "the job after one with sums as results writes nothing",
+            Self::R3 => "another core works at the same time, with its features in the same buffer",
         }
     }
 }

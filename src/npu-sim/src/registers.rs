@@ -38,6 +38,11 @@ impl RegisterFile {
         self.values[index] = value;
     }
 
+    /// The bits of a register in the group that was written last.
+    pub(crate) fn bits(&self, register: &RegisterInfo) -> u32 {
+        self.values[self.index(register)]
+    }
+
     /// The register in the group that was written last.
     pub(crate) fn get<R: Register>(&self) -> Result<R> {
         Ok(R::decode(self.values[self.index(R::INFO)])?)

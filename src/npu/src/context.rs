@@ -35,7 +35,7 @@ impl Context {
     /// Opens [`Options::workers`] files, at least one.
     ///
     /// # Errors
-    /// [`crate::Error::Device`] where the driver refuses.
+    /// [`crate::Error::Device`] where the driver refuses, [`crate::Error::WrongChip`] where the device is another chip.
     pub fn open(driver: &dyn Driver, chip: &Chip, options: Options) -> Result<Self> {
         let open = |_| driver.open().map_err(failed("open a file"));
         let devices = (0..options.workers.max(1)).map(open).collect::<Result<Vec<_>>>()?;
@@ -45,11 +45,13 @@ impl Context {
     /// Takes files that are open already, one worker each.
     ///
     /// # Errors
-    /// [`crate::Error::Device`] where a device refuses, [`crate::Error::Empty`] without any.
+    /// [`crate::Error::Device`] where a device refuses, [`crate::Error::WrongChip`] where one is another chip,
+    /// [`crate::Error::Empty`] without any.
     pub fn new(devices: &[Arc<dyn Device>], chip: &Chip, options: Options) -> Result<Self> {
         if devices.is_empty() {
             return Err(crate::Error::Empty("workers"));
         }
+        devices.iter().try_for_each(|device| chip.drives(device.info()))?;
         let workers = devices.iter().map(Worker::new).collect::<Result<Vec<_>>>()?;
         let cpus = options.affinity.cpus();
         Ok(Self { chip: chip.clone(), options, workers, cpus, counters: Counters::default(), planned: Vec::new() })
@@ -83,7 +85,8 @@ impl Context {
         outcome
     }
 
-    /// Runs `work` for each part on a worker of its own: the first on this thread, the others on threads on their CPUs.
+    /// Runs `work` for each part on a worker of its own: the first on this thread, the others on threads on their CPUs. Where
+    /// cores must not work at once, one after the other.
     pub(crate) fn on_workers<P: Send, R: Send>(
         &mut self,
         parts: impl IntoIterator<Item = P>,
@@ -91,6 +94,9 @@ impl Context {
     ) -> Vec<R> {
         let Self { options, workers, chip, cpus, .. } = self;
         let (options, mark, work) = (&*options, chip.slow_mark, &work);
+        if !chip.parallel {
+            return workers.iter_mut().zip(parts).map(|(worker, part)| work(worker, part, options, mark)).collect();
+        }
         let cpu = |worker: usize| cpus.get((options.affinity_base + worker) % cpus.len().max(1)).copied();
         let mut pairs = workers.iter_mut().zip(parts).enumerate();
         std::thread::scope(|scope| {

@@ -5,6 +5,7 @@
 
 use npu_regs::{AluAlgo, BlockMask, ElementSize, EwDataMode, EwOpType, FieldError, Precision, Program, dpu, dpu_rdma};
 
+use crate::chip::Operation;
 use crate::context::{Context, Worker, fill};
 use crate::error::{RunError, RunReport, Unsupported};
 use crate::job::{Started, Written};
@@ -110,7 +111,8 @@ impl Context {
         b: &[T],
         out: &mut [T],
     ) -> Result<RunReport, RunError> {
-        check(op, a, b, out).inspect_err(|_| out.fill(T::default()))?;
+        let known = self.chip.check(Operation::Elementwise).map_err(RunError::from);
+        known.and_then(|()| check(op, a, b, out)).inspect_err(|_| out.fill(T::default()))?;
         let outcome = self.run_elements(op, a, b, out);
         if outcome.is_err() {
             // An unverified result is never handed out.
@@ -139,7 +141,7 @@ impl Context {
         for ((worker, part), out) in started.into_iter().zip(out.chunks_mut(each)) {
             let atoms = out.len().div_ceil(lanes);
             let written = Written { task: 0, plane: 0, pixels: atoms, bytes: 0..atoms * ATOM };
-            let report = worker.finish(&part, std::iter::once(written), chip.slow_mark, |memory| {
+            let report = worker.finish(&part, std::iter::once(written), chip, |memory| {
                 let (atoms, _) = memory.as_chunks::<ATOM>();
                 out.chunks_mut(lanes).zip(atoms).for_each(|(values, atom)| T::decode(atom, values));
             })?;

@@ -4,19 +4,29 @@
 //! leaves one out would run with a stranger's value. SOURCE: npu-spec 1.3, 4.1, 4.2.
 
 use npu_regs::{
-    AluAlgo, BlockMask, ConvMode, ElementSize, EwDataMode, FieldError, Precision, Program, cna, core, dpu, dpu_rdma,
+    AluAlgo, BlockMask, ConvMode, ElementSize, EwDataMode, FieldError, Layout, Precision, Program, cna, core, dpu,
+    dpu_rdma,
 };
 
 use crate::quantize::Requant;
+use crate::rk3576;
 use crate::tile::Banks;
 
-/// Words of a program. SOURCE: npu-spec 4.1.
-pub(crate) const WORDS: u32 = 126;
+/// Words of a program for an RK3588. SOURCE: npu-spec 4.1.
+const WORDS: u32 = 126;
 /// Longest burst of every reader and writer.
 const BURST: u32 = 15;
 /// Feature rows buffered ahead of a depthwise convolution, beside its stride. SOURCE: npu-spec 1.6; the value does not
 /// change results.
 const DEPTHWISE_GRAINS: u32 = 51;
+
+/// Words of a program for the chip of `layout`.
+pub(crate) const fn words(layout: Layout) -> u32 {
+    match layout {
+        Layout::Rk3588 => WORDS,
+        Layout::Rk3576 => rk3576::program::WORDS,
+    }
+}
 
 /// A buffer that a task refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +55,7 @@ pub(crate) struct Bases {
 }
 
 impl Bases {
-    fn dma(&self, place: Place) -> u32 {
+    pub(crate) fn dma(&self, place: Place) -> u32 {
         let base = match place.region {
             Region::Constants => self.constants,
             Region::Activations => self.activations,
@@ -166,7 +176,11 @@ pub(crate) enum Arithmetic {
         clamp: Clamp<f32>,
     },
     /// The sums as they are.
-    Raw(Datapath),
+    Raw {
+        datapath: Datapath,
+        /// Operands that change nothing, on a chip that always reads some.
+        operands: Option<Place>,
+    },
 }
 
 /// What the blocks are told of a product's numbers. SOURCE: npu-spec 4.2.
@@ -211,11 +225,19 @@ struct Relu {
 }
 
 impl ConvTask {
-    /// The complete program.
+    /// The complete program for the chip of `layout`.
     ///
     /// # Errors
     /// A value that its register cannot hold.
-    pub(crate) fn program(&self, bases: &Bases) -> Result<Program, FieldError> {
+    pub(crate) fn program(&self, layout: Layout, bases: &Bases) -> Result<Program, FieldError> {
+        match layout {
+            Layout::Rk3588 => self.first_program(bases),
+            Layout::Rk3576 => rk3576::program::program(self, bases),
+        }
+    }
+
+    /// The program for an RK3588.
+    fn first_program(&self, bases: &Bases) -> Result<Program, FieldError> {
         let mut program = Program::new();
         // The write pointer alternates between the two register groups. SOURCE: npu-spec 1.3.
         let (pointer_pp_mode, executer_pp_en, pointer_pp_en) = (true, true, true);
@@ -381,7 +403,7 @@ impl ConvTask {
         let (has_bias, has_scale) = match self.arithmetic {
             Arithmetic::Int8 { .. } => (true, true),
             Arithmetic::Fp16 { bias, .. } => (bias.is_some(), false),
-            Arithmetic::Raw(_) => (false, false),
+            Arithmetic::Raw { .. } => (false, false),
         };
         program.push(dpu::BsCfg {
             bs_alu_algo: if has_bias { AluAlgo::Add } else { AluAlgo::default() },
@@ -474,7 +496,7 @@ impl ConvTask {
                     ..Default::default()
                 })?;
             }
-            Arithmetic::Fp16 { .. } | Arithmetic::Raw(_) => {
+            Arithmetic::Fp16 { .. } | Arithmetic::Raw { .. } => {
                 program.push(dpu::OutCvtOffset::default())?;
                 program.push(dpu::OutCvtScale { fp32tofp16_en: self.narrows(), out_cvt_scale: 1 })?;
                 program.push(dpu::OutCvtShift::default())?;
@@ -503,7 +525,7 @@ impl ConvTask {
         let (brdma_data_use, operands) = match self.arithmetic {
             Arithmetic::Int8 { operands, .. } => (7, Some(operands)),
             Arithmetic::Fp16 { bias, .. } => (u32::from(bias.is_some()), bias),
-            Arithmetic::Raw(_) => (0, None),
+            Arithmetic::Raw { .. } => (0, None),
         };
         program.push(dpu_rdma::Bcfg { brdma_data_use })?;
         program.push(dpu_rdma::BsBaseAddr { bs_base_addr: operands.map_or(0, |place| bases.dma(place)) })?;
@@ -563,7 +585,7 @@ impl ConvTask {
         match self.arithmetic {
             Arithmetic::Int8 { .. } => same(Precision::Int8),
             Arithmetic::Fp16 { .. } => same(Precision::Fp16),
-            Arithmetic::Raw(datapath) => datapath,
+            Arithmetic::Raw { datapath, .. } => datapath,
         }
     }
 
@@ -590,7 +612,7 @@ impl ConvTask {
     fn bs_shift(&self) -> u32 {
         match self.arithmetic {
             Arithmetic::Int8 { requant, .. } => requant.bs_shift,
-            Arithmetic::Fp16 { .. } | Arithmetic::Raw(_) => 0,
+            Arithmetic::Fp16 { .. } | Arithmetic::Raw { .. } => 0,
         }
     }
 
@@ -599,7 +621,7 @@ impl ConvTask {
         match (&self.arithmetic, self.kind) {
             (Arithmetic::Int8 { compensation: Compensation::Tensor(value), .. }, _) => (false, false, *value),
             (Arithmetic::Int8 { compensation: Compensation::PerChannel, .. }, _) => (false, true, 0),
-            (Arithmetic::Fp16 { .. }, Kind::Direct) | (Arithmetic::Raw(_), _) => (true, false, 0),
+            (Arithmetic::Fp16 { .. }, Kind::Direct) | (Arithmetic::Raw { .. }, _) => (true, false, 0),
             // Real numbers ignore it; this is what known programs write. SOURCE: npu-spec 4.6.
             (Arithmetic::Fp16 { .. }, Kind::Depthwise) => (false, false, 0x80),
         }
@@ -609,7 +631,7 @@ impl ConvTask {
         match self.arithmetic {
             Arithmetic::Int8 { clamp, .. } => Relu::new(clamp.relu, clamp.most.map(i32::cast_unsigned)),
             Arithmetic::Fp16 { clamp, .. } => Relu::new(clamp.relu, clamp.most.map(f32::to_bits)),
-            Arithmetic::Raw(_) => Relu::OFF,
+            Arithmetic::Raw { .. } => Relu::OFF,
         }
     }
 }

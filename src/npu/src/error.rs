@@ -34,6 +34,14 @@ pub enum Error {
         #[source]
         source: Unsupported,
     },
+    /// The device does not understand the programs of the chip that was planned for.
+    #[error("the device is {found}, which does not run programs of the {chip}")]
+    WrongChip {
+        /// What was planned for.
+        chip: &'static str,
+        /// What the device's core is called.
+        found: String,
+    },
     /// There is nothing to run.
     #[error("the network has no {0}")]
     Empty(&'static str),
@@ -219,7 +227,7 @@ impl From<Error> for RunError {
         match error {
             Error::Layer { source, .. } => source.into(),
             Error::Device { what, source } => Self::Device { what, source },
-            Error::Empty(_) | Error::Register { .. } | Error::TooLarge { .. } => {
+            Error::WrongChip { .. } | Error::Empty(_) | Error::Register { .. } | Error::TooLarge { .. } => {
                 Unsupported::new(error.to_string()).into()
             }
         }

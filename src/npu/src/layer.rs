@@ -131,6 +131,13 @@ pub(crate) enum ZeroPoints {
 }
 
 impl ZeroPoints {
+    pub(crate) fn are_zero(&self) -> bool {
+        match self {
+            Self::Tensor(zero_point) => *zero_point == 0,
+            Self::PerChannel(zero_points) => zero_points.iter().all(|zero_point| *zero_point == 0),
+        }
+    }
+
     fn of(&self, channel: usize) -> i32 {
         match self {
             Self::Tensor(zero_point) => *zero_point,
@@ -252,7 +259,7 @@ pub(crate) fn check_fit(
         spread,
         pixel_bytes: slots * element.bytes(),
         weight_bytes,
-        slack_banks: quirks::slack_banks(element),
+        slack_banks: chip.free_banks(element),
     };
     geometry.bands(chip).map(drop)
 }

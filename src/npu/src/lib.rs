@@ -26,6 +26,7 @@ pub mod pool;
 pub mod quantize;
 pub mod quirks;
 mod reduce;
+mod rk3576;
 mod run;
 mod sentinel;
 pub mod slots;

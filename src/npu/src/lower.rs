@@ -8,6 +8,8 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use npu_regs::Layout;
+
 use crate::chip::Chip;
 use crate::emit::{
     Addend, Arithmetic, Clamp, Compensation, ConvTask, Feature, Kernel, Kind, Output, Place, Region, Reuse,
@@ -17,9 +19,9 @@ use crate::layer::{IntChannels, Layer, LayerArithmetic, Tensor, Weights, ZeroPoi
 use crate::layout::{self, ATOM, Cube, Operand, WeightShape};
 use crate::ops::ElementType;
 use crate::quantize::{self, Limits, Requant};
-use crate::quirks;
 use crate::slots::{self, Slots};
 use crate::tile::{Band, Geometry};
+use crate::{quirks, rk3576};
 
 /// Alignment of everything in a buffer: a cache line.
 const ALIGN: usize = 64;
@@ -58,7 +60,7 @@ pub(crate) struct Arena {
 impl Arena {
     /// Gives every tensor its slots and its place. No two tensors share memory, so that a sentinel in each can be checked
     /// at the end of a run.
-    pub(crate) fn new(tensors: &[Tensor], layers: &[Layer]) -> Self {
+    pub(crate) fn new(chip: &Chip, tensors: &[Tensor], layers: &[Layer]) -> Self {
         let classes = Classes::new(tensors.len(), layers);
         let mut maps: Vec<Option<Slots>> = vec![None; tensors.len()];
         let mut cubes = Vec::with_capacity(tensors.len());
@@ -66,8 +68,10 @@ impl Arena {
         let mut bytes = 0;
         for (index, tensor) in tensors.iter().enumerate() {
             let class = classes.root[index];
-            let slots = maps[class].get_or_insert_with(|| classes.slots(class, tensors, layers)).clone();
-            let cube = Cube::new(tensor.extents(), slots, tensor.element);
+            let slots = maps[class].get_or_insert_with(|| classes.slots(chip, class, tensors, layers)).clone();
+            let depthwise = layers.iter().any(|layer| layer.output == index && layer.kind == Kind::Depthwise);
+            let pitch = chip.plane_pitch(tensor.extents(), depthwise);
+            let cube = Cube { extents: tensor.extents(), pitch, slots, element: tensor.element };
             offsets.push(bytes);
             bytes = (bytes + cube.bytes()).next_multiple_of(ALIGN);
             cubes.push(cube);
@@ -102,12 +106,12 @@ impl Classes {
         self.root.iter_mut().filter(|root| **root == a.max(b)).for_each(|root| *root = a.min(b));
     }
 
-    fn slots(&self, class: usize, tensors: &[Tensor], layers: &[Layer]) -> Slots {
+    fn slots(&self, chip: &Chip, class: usize, tensors: &[Tensor], layers: &[Layer]) -> Slots {
         let channels = tensors[class].channels();
         let element = tensors[class].element;
         let writers: Vec<&Layer> = layers.iter().filter(|layer| self.root[layer.output] == class).collect();
         // A few channels that only direct convolutions read are one plane. SOURCE: npu-spec 4.8.
-        if writers.is_empty() && element.is_integer() && channels <= ATOM {
+        if writers.is_empty() && element.is_integer() && channels <= chip.few_channels {
             return Slots::identity(channels, ATOM);
         }
         let depthwise = writers.iter().any(|layer| layer.kind == Kind::Depthwise);
@@ -251,7 +255,7 @@ impl LayerPlan<'_> {
             spread: self.layer.spread,
             pixel_bytes: input_slots * size,
             weight_bytes: kernels * self.taps() * input_slots * size,
-            slack_banks: quirks::slack_banks(self.element()),
+            slack_banks: self.chip.free_banks(self.element()),
         }
     }
 
@@ -261,7 +265,7 @@ impl LayerPlan<'_> {
         match &self.layer.arithmetic {
             LayerArithmetic::Int8(channels) => {
                 let mut blocks = Vec::new();
-                for run in slots::cut(slots, self.group(), &channels.demand()) {
+                for run in self.runs(channels) {
                     let arithmetic = self.int8(channels, run.clone(), lowered)?;
                     for part in self.parts(run.clone())? {
                         let arithmetic = arithmetic.advanced(part.start - run.start)?;
@@ -290,10 +294,22 @@ impl LayerPlan<'_> {
                     .map(|part| Ok(Block { arithmetic: arithmetic.advanced(part.start)?, slots: part }))
                     .collect()
             }
-            LayerArithmetic::Sums(datapath) => {
-                Ok(vec![Block { slots: 0..slots.len(), arithmetic: Arithmetic::Raw(*datapath) }])
-            }
+            LayerArithmetic::Sums(datapath) => Ok(vec![Block {
+                slots: 0..slots.len(),
+                arithmetic: Arithmetic::Raw { datapath: *datapath, operands: None },
+            }]),
         }
+    }
+
+    /// Slots that may share converters, as many as a task takes.
+    fn runs(&self, channels: &IntChannels) -> Vec<Range<usize>> {
+        let runs = slots::cut(&self.output().slots, self.group(), &channels.demand());
+        let most = if self.layer.kind == Kind::Depthwise { self.chip.max_depthwise } else { usize::MAX };
+        let parts = |run: Range<usize>| {
+            let end = run.end;
+            run.step_by(most).map(move |first| first..first.saturating_add(most).min(end))
+        };
+        runs.into_iter().flat_map(parts).collect()
     }
 
     /// Operands and converters of the channels of one run.
@@ -328,15 +344,30 @@ impl LayerPlan<'_> {
                 operands[slot - run.start] = Operand { addend, compensation: 0, multiplier };
             }
         }
+        let compensation = match &channels.zero_points {
+            ZeroPoints::Tensor(zero_point) => Compensation::Tensor(-zero_point),
+            ZeroPoints::PerChannel(_) => Compensation::PerChannel,
+        };
         Ok(Arithmetic::Int8 {
-            operands: lowered.append(&layout::pack_operands(&operands))?,
-            compensation: match &channels.zero_points {
-                ZeroPoints::Tensor(zero_point) => Compensation::Tensor(-zero_point),
-                ZeroPoints::PerChannel(_) => Compensation::PerChannel,
-            },
+            operands: lowered.append(&self.pack_operands(&operands, compensation, plan.requant))?,
+            compensation,
             requant: plan.requant,
             clamp: limited(clamp(channels.limits, channels.offset)?, channels.limits, &plan.requant),
         })
+    }
+
+    fn pack_operands(&self, operands: &[Operand], compensation: Compensation, requant: Requant) -> Vec<u8> {
+        match self.chip.layout {
+            Layout::Rk3588 => layout::pack_operands(operands),
+            Layout::Rk3576 => {
+                let all = match compensation {
+                    // CAST: the negative of a signed byte.
+                    Compensation::Tensor(value) => value as i16,
+                    Compensation::PerChannel => 0,
+                };
+                rk3576::operands::pack(self.layer.kind, operands, all, requant.bs_shift)
+            }
+        }
     }
 
     fn real_bias(&self, bias: &[f32]) -> Vec<u8> {
@@ -382,13 +413,14 @@ impl LayerPlan<'_> {
         let size = self.element().bytes();
         let window = &layer.window;
         let kernel_bytes = self.taps() * geometry.pixel_bytes;
+        let unit = if size == 1 { self.chip.depthwise_weight_bytes } else { size };
         let (first_plane, bytes) = match layer.kind {
             Kind::Direct => (0, kernel_bytes * block.slots.len()),
-            Kind::Depthwise => (block.slots.start / input.lanes(), kernel_bytes),
+            Kind::Depthwise => (block.slots.start / input.lanes(), kernel_bytes * unit / size),
         };
         let offset = match layer.kind {
             Kind::Direct => block.slots.start * kernel_bytes,
-            Kind::Depthwise => block.slots.start * self.taps() * size,
+            Kind::Depthwise => block.slots.start * self.taps() * unit,
         };
         let pixel = band.output_row * output.extents[1];
         let plane = block.slots.start / output.lanes();
@@ -540,6 +572,12 @@ impl LayerPlan<'_> {
             Kind::Direct => layout::pack_direct(&shape, self.group(), |kernel, tap, slot| {
                 weight(output.channel(kernel), tap, input.channel(slot))
             }),
+            Kind::Depthwise if self.chip.layout == Layout::Rk3576 => {
+                rk3576::operands::depthwise(input.len(), shape.taps(), self.group(), |slot, tap| {
+                    // The other element types are refused.
+                    weight(output.channel(slot), tap, input.channel(slot))[0]
+                })
+            }
             Kind::Depthwise => layout::pack_depthwise(&shape, self.group(), |slot, tap| {
                 weight(output.channel(slot), tap, input.channel(slot))
             }),
@@ -583,7 +621,7 @@ impl Arithmetic {
                 let bias = bias.map(|bias| bias.plus(slots * size_of::<f32>())).transpose()?;
                 Self::Fp16 { bias, clamp }
             }
-            Self::Raw(_) => self,
+            Self::Raw { .. } => self,
         })
     }
 }

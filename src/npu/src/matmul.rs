@@ -26,6 +26,7 @@
 //! job, the call fails and the results are zeros.
 
 mod exact;
+mod form;
 mod grouped;
 pub(crate) mod numbers;
 mod pack;
@@ -285,12 +286,15 @@ impl Context {
         let mut parts = Vec::new();
         for (columns, worker) in plan.split(self.workers.len()).into_iter().zip(&self.workers) {
             let plan = plan.columns(columns.len());
-            let bytes = plan.weight_bytes() + BURST_SLACK;
+            let bytes = plan.constant_bytes() + BURST_SLACK;
             let too_large = |_| Unsupported::new(format!("weights of {bytes} bytes exceed the NPU's address space"));
             let bytes = u32::try_from(bytes).map_err(too_large)?;
             let mut bo = Bo::new(&worker.device, bytes).map_err(refused("allocate the weights"))?;
             let values = &b.values[columns.start * b.columns..columns.end * b.columns];
-            fill(&mut bo, "pack the weights", |memory| pack::weights::<T>(&plan, values, memory))?;
+            fill(&mut bo, "pack the weights", |memory| {
+                pack::weights::<T>(&plan, values, memory);
+                pack::operands(&plan, memory);
+            })?;
             parts.push((columns, Arc::clone(&worker.device), bo));
         }
         Ok(Weights { depth: b.columns, columns: b.rows, group, parts, datatype: std::marker::PhantomData })

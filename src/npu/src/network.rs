@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use npu_device::Device;
 
-use crate::chip::Chip;
-use crate::emit::{Bases, Kind, WORDS};
+use crate::chip::{Chip, Operation};
+use crate::emit::{Bases, Kind, words};
 use crate::error::{Error, Result, Unsupported};
-use crate::layer::{self, IntConv, Layer, LayerArithmetic, Tensor, Weights};
+use crate::layer::{self, IntChannels, IntConv, Layer, LayerArithmetic, Tensor, Weights};
 use crate::lower::{Arena, Lowered, PlannedTask};
 use crate::ops::{Activation, Add, Bias, Conv2d, Depthwise, ElementType, Filter, Quant, Sums, Window};
 use crate::run::{Resident, Sentinel};
 
-/// Bytes from one register program to the next: 126 words, and two that do nothing.
-pub(crate) const PROGRAM_STRIDE: usize = 1024;
+/// Bytes from one register program to the next: whole cache lines for the longest one, and words that do nothing.
+pub(crate) const PROGRAM_STRIDE: usize = 1152;
 
 /// A tensor of a network under construction. Only valid with the builder that gave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -124,6 +124,10 @@ impl NetworkBuilder {
     fn convolution(&mut self, input: TensorRef, parts: &Parts<'_>) -> Result<TensorRef, Unsupported> {
         let source = readable(&self.tensors[input.0])?;
         let element = source.element;
+        self.chip.check(Operation::Convolution(parts.kind, element))?;
+        if parts.spread != [1, 1] {
+            self.chip.check(Operation::Transposed)?;
+        }
         layer::check_spread(parts.kind, element, &parts.window, parts.spread)?;
         let grid = layer::grid(source.extents(), parts.spread);
         let [oh, ow] = layer::check_window(&self.chip, &parts.window, grid)?;
@@ -140,6 +144,7 @@ impl NetworkBuilder {
             let conv =
                 IntConv { kind: *kind, input: source, output: &output, taps, filter, bias, activation: *activation };
             let (weights, channels) = conv.prepare()?;
+            self.check_channels(parts.kind, &channels)?;
             (Weights::Int8(weights), LayerArithmetic::Int8(channels))
         } else {
             (
@@ -170,12 +175,24 @@ impl NetworkBuilder {
         Ok(output)
     }
 
+    /// Checks that the chip can do with quantised channels what they ask for.
+    fn check_channels(&self, kind: Kind, channels: &IntChannels) -> Result<(), Unsupported> {
+        if layer::clamp(channels.limits, channels.offset)?.relu {
+            self.chip.check(Operation::Limits)?;
+        }
+        if kind == Kind::Depthwise && !channels.zero_points.are_zero() {
+            self.chip.check(Operation::DepthwiseZeroPoints)?;
+        }
+        Ok(())
+    }
+
     /// The sums of a direct convolution as they are, which only an output can be: no operation reads them.
     ///
     /// # Errors
     /// What exceeds which limit.
     pub fn sums(&mut self, input: TensorRef, sums: &Sums<'_>) -> Result<TensorRef, Unsupported> {
         let source = readable(&self.tensors[input.0])?;
+        self.chip.check(Operation::Sums(source.element))?;
         let Sums { window, channels, filter } = *sums;
         let [oh, ow] = layer::check_window(&self.chip, &window, source.extents())?;
         layer::check_fit(&self.chip, Kind::Direct, source, &window, [1, 1], [oh, ow])?;
@@ -212,6 +229,7 @@ impl NetworkBuilder {
     pub fn add(&mut self, a: TensorRef, b: TensorRef, add: &Add) -> Result<TensorRef, Unsupported> {
         let [first, second] = [a, b].map(|tensor| &self.tensors[tensor.0]);
         readable(first)?;
+        self.chip.check(Operation::Addition)?;
         if first.shape != second.shape || first.element != second.element {
             return Err(Unsupported::new(format!(
                 "the sum of {:?}{:?} and {:?}{:?}",
@@ -236,6 +254,7 @@ impl NetworkBuilder {
     ) -> Result<TensorRef, Unsupported> {
         let source = &self.tensors[input.0];
         readable(source)?;
+        self.chip.check(Operation::Copy)?;
         if source.element.bytes() != element.bytes() {
             return Err(Unsupported::new(format!("a conversion from {:?} to {element:?}", source.element)));
         }
@@ -300,11 +319,14 @@ impl NetworkBuilder {
         if self.outputs.is_empty() {
             return Err(Error::Empty("outputs"));
         }
-        let arena = Arena::new(&self.tensors, &self.layers);
+        let arena = Arena::new(&self.chip, &self.tensors, &self.layers);
         let lowered = Lowered::new(&self.chip, &self.layers, &arena)?;
         for (index, planned) in lowered.tasks.iter().enumerate() {
             // A value that does not fit its register shows here; addresses always fit.
-            planned.task.program(&Bases::default()).map_err(|source| Error::Register { task: index, source })?;
+            planned
+                .task
+                .program(self.chip.layout, &Bases::default())
+                .map_err(|source| Error::Register { task: index, source })?;
         }
         let jobs = jobs(&self.chip, &lowered.tasks);
         let report = report(&self.chip, &self.layers, &lowered, &arena, &jobs);
@@ -439,7 +461,7 @@ fn report(
         macs: per_layer.iter().map(|layer| layer.macs).sum(),
         weight_bytes: lowered.constants.len() as u64,
         activation_bytes: arena.bytes as u64,
-        regcmd_bytes: (tasks * WORDS as usize * size_of::<u64>()) as u64,
+        regcmd_bytes: (tasks * words(chip.layout) as usize * size_of::<u64>()) as u64,
         bytes_moved: per_layer.iter().map(|layer| layer.bytes_moved).sum(),
         predicted: per_layer.iter().map(|layer| layer.predicted).sum::<Duration>()
             + chip.job_overhead * u32::try_from(jobs.len()).unwrap_or(u32::MAX),
@@ -477,8 +499,9 @@ impl Network {
         let mut text = String::new();
         for (index, planned) in self.plan.tasks.iter().enumerate() {
             text += &format!("task {index}, layer {}\n", planned.layer);
-            if let Ok(program) = planned.task.program(&Bases::default()) {
-                program.words().iter().for_each(|word| text += &format!("{word}\n"));
+            let layout = self.plan.chip.layout;
+            if let Ok(program) = planned.task.program(layout, &Bases::default()) {
+                program.words().iter().for_each(|word| text += &format!("{}\n", word.text(layout)));
             }
         }
         text
@@ -536,6 +559,7 @@ pub struct LayerReport {
 #[cfg(test)]
 mod tests {
     use expect_test::{ExpectFile, expect_file};
+    use npu_regs::Layout;
 
     use super::*;
     use crate::ops::Padding;
@@ -611,8 +635,8 @@ mod tests {
         let network = builder.build().unwrap();
         assert!(network.report().tasks > 2, "the first layer has bands");
         for planned in &network.plan.tasks {
-            let program = planned.task.program(&Bases::default()).unwrap();
-            assert_eq!(program.words().len(), WORDS as usize);
+            let program = planned.task.program(Layout::Rk3588, &Bases::default()).unwrap();
+            assert_eq!(program.words().len(), words(Layout::Rk3588) as usize);
             assert_eq!(program.words()[122], npu_regs::Word::NOP);
             assert_eq!(program.words()[124], npu_regs::Word::MARKER);
         }

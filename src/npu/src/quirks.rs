@@ -9,7 +9,7 @@
 //! | Q8, Q10 | too many atoms hang, too few leave columns unwritten | `matmul::numbers`: exactly a group's atoms |
 //! | Q9 | 16-bit integers without QD_EN give 16 channels | `matmul::numbers` sets it |
 //! | Q11 | FC_DATA_BANK corrupts | never written |
-//! | Q12 | the last rows of a nearly full CBUF are wrong with 8-bit features | [`slack_banks`]: one bank stays free |
+//! | Q12 | the last rows of a nearly full CBUF are wrong with 8-bit features | `Chip::slack_banks`: one bank stays free |
 //! | Q13 | wide values wrap silently | `npu-regs` refuses them; the planner names the limit first |
 //! | Q14 | the DPU writes nothing in tf32 | `matmul::numbers` calls it single precision there |
 //! | Q22 | element-wise operands of planes below 12 pixels are read at a pitch of 12 | [`plane_pitch`] |
@@ -21,9 +21,10 @@
 //! | Q30 | the watchdog reports success | the slow mark and sentinels, see `run` |
 //! | Q31 | address 0 faults | the first buffer of a file is a guard that nothing uses |
 //! | Q32 | transposed convolutions of stride 2 with padding from 12 are wrong | [`check_transposed_padding`]: zeros are inserted on the host |
+//! | R1, R2 | on an RK3576 the first job after power came, and the next one after sums as results, writes nothing | `Chip::reruns`: it is run again |
+//! | R3 | on an RK3576 two jobs at once corrupt each other | `Chip::parallel`: workers take turns |
 
 use crate::error::Unsupported;
-use crate::ops::ElementType;
 
 /// Rows that the feature reader groups.
 const GROUPED_ROWS: usize = 4;
@@ -37,12 +38,6 @@ pub const fn plane_pitch([height, width]: [usize; 2]) -> usize {
     let pixels = rows * width;
     // QUIRK(Q22): the operand readers' stride has a floor.
     if pixels < ELEMENTWISE_PIXELS { ELEMENTWISE_PIXELS } else { pixels }
-}
-
-/// CBUF banks beside those that hold features.
-pub const fn slack_banks(element: ElementType) -> usize {
-    // QUIRK(Q12): the fetch of 8-bit features uses more than it stores.
-    if element.is_integer() { 1 } else { 0 }
 }
 
 /// The pad register for a signed byte outside the input.

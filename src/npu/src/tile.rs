@@ -103,6 +103,12 @@ impl Geometry {
     }
 
     fn rows_that_fit(&self, chip: &Chip) -> Result<usize, Unsupported> {
+        if self.weight_bytes > chip.max_weight_bytes {
+            return Err(Unsupported::new(format!(
+                "{} bytes of weights of one kernel group exceed {} of CBUF",
+                self.weight_bytes, chip.max_weight_bytes
+            )));
+        }
         let weights = self.weight_bytes.div_ceil(chip.bank_bytes).max(1);
         let taken = weights + self.slack_banks;
         if taken >= chip.cbuf_banks {
@@ -111,7 +117,8 @@ impl Geometry {
                 self.weight_bytes, chip.cbuf_banks
             )));
         }
-        let rows = (chip.cbuf_banks - taken) * chip.bank_bytes / self.row_bytes();
+        let bytes = ((chip.cbuf_banks - taken) * chip.bank_bytes).min(chip.max_feature_bytes);
+        let rows = bytes / self.row_bytes();
         Ok(rows.min(chip.max_height))
     }
 

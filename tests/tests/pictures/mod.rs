@@ -4,6 +4,7 @@
 
 use half::f16;
 use npu::{Chip, Context, Options, Window};
+use npu_device::Driver;
 use npu_sim::{Options as Sim, Simulator};
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -159,9 +160,16 @@ pub(crate) const STOCK: Mode = Mode { name: "stock, three workers", sim: Sim::de
 pub(crate) const BATCHED: Mode = Mode { name: "batched, one worker", sim: Sim::batched, workers: 1 };
 pub(crate) const MODES: [Mode; 2] = [STOCK, BATCHED];
 
+/// The other chip.
+pub(crate) const RK3576: [Mode; 2] = [
+    Mode { name: "RK3576, two workers", sim: Sim::rk3576, workers: 2 },
+    Mode { name: "RK3576, one worker", sim: Sim::rk3576, workers: 1 },
+];
+
 pub(crate) fn context(mode: Mode) -> (Simulator, Context) {
     let simulator = Simulator::new((mode.sim)());
+    let chip = Chip::of(simulator.open().unwrap().info()).unwrap();
     let options = Options { workers: mode.workers, ..Options::default() };
-    let context = Context::open(&simulator, &Chip::RK3588, options).unwrap();
+    let context = Context::open(&simulator, &chip, options).unwrap();
     (simulator, context)
 }

@@ -159,4 +159,5 @@ pub mod global;
 pub mod pc;
 pub mod ppu;
 pub mod ppu_rdma;
+pub mod rk3576;
 pub mod sdma;

@@ -474,7 +474,7 @@ pub(crate) fn half_to_even(value: i64, shift: u32) -> i64 {
 }
 
 /// `value` / 2^`shift`, ties away from zero.
-fn half_away(value: i64, shift: u32) -> i64 {
+pub(crate) fn half_away(value: i64, shift: u32) -> i64 {
     if shift == 0 {
         return value;
     }
@@ -483,7 +483,7 @@ fn half_away(value: i64, shift: u32) -> i64 {
 }
 
 /// QUIRK(Q28): saturates, never infinite.
-fn narrow(value: f32) -> f16 {
+pub(crate) fn narrow(value: f32) -> f16 {
     if value.is_nan() { f16::NAN } else { f16::from_f32(value.clamp(f16::MIN.to_f32(), f16::MAX.to_f32())) }
 }
 

@@ -7,13 +7,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use npu_device::{BoInfo, Deadline, Device, DriverInfo, Errno, Error, Job, Mapping, Range, Result};
+use npu_regs::Layout;
 
 use super::address::{AddressSpace, PAGE};
 use super::schedule::{FileId, error_of};
 use super::{FaultRecord, Shared, lock};
-use crate::controller::{Order, Outcome, Unit};
+use crate::controller::{Order, Outcome, Unit, watchdog};
 use crate::levers::Lever;
 use crate::memory::{Journal, Segment, Space};
+use crate::quirks::{Quirk, hang};
 
 /// TASK_NUMBER has 12 bits. SOURCE: npu-spec 2.3.
 const MAX_BATCH: usize = 4095;
@@ -118,7 +120,13 @@ impl File {
         }
         // Jobs of a file run one after the other, so the one before has written by now.
         table.settle(Duration::MAX);
-        let outcome = self.run(table, job, core, batched, lever);
+        // QUIRK(R3): both stage their features in one buffer.
+        let overlap = self.shared.options.chip == Layout::Rk3576 && lock(&self.shared.scheduler).others_work(core);
+        let mut outcome = self.run(table, job, core, batched, lever);
+        if overlap {
+            outcome.journal.spoil();
+            self.shared.keep_fault(FaultRecord { core, task: 0, fault: hang(Quirk::R3) });
+        }
         let end = lock(&self.shared.scheduler).push(self.id, core, &outcome);
         table.unfinished = Some((end, table.space().clone(), outcome.journal));
         table.attach_fence(job.outputs, end, error_of(outcome.fault.as_ref().map(|(_, fault)| fault)));
@@ -133,8 +141,9 @@ impl File {
         let options = &self.shared.options;
         let pooled = job.flags.ppu_done && self.shared.info.has_ppu_done();
         let awaits = if pooled { Unit::Pooling } else { Unit::PostProcessor };
-        let (cost, work_limit, time_limit) = (&options.cost, options.work_limit, crate::controller::WATCHDOG);
-        let order = Order { tasks: job.tasks, batched, awaits, lever, cost, work_limit, time_limit };
+        let (cost, work_limit, chip) = (&options.cost, options.work_limit, options.chip);
+        let time_limit = watchdog(chip);
+        let order = Order { chip, tasks: job.tasks, batched, awaits, lever, cost, work_limit, time_limit };
         let space = table.space();
         let mut guard = lock(&self.shared.cores[core]);
         let core = &mut *guard;

@@ -4,12 +4,16 @@
 
 use std::time::Duration;
 
+use npu_regs::Layout;
+
 use crate::Fault;
-use crate::controller::WATCHDOG;
+use crate::controller::watchdog;
 
 /// Bases of the cores and of their IOMMUs. SOURCE: npu-spec 0.1; kernel-lines, line prefix grammar.
 const CORES: [(&str, &str); 3] =
     [("fdab0000.npu", "fdab9000.iommu"), ("fdac0000.npu", "fdaca000.iommu"), ("fdad0000.npu", "fdada000.iommu")];
+/// The same of an RK3576. SOURCE: npu-spec-rk3576 1.
+const RK3576_CORES: [(&str, &str); 2] = [("27700000.npu", "27702000.iommu"), ("27708000.npu", "2770a000.iommu")];
 /// Where the page directory lies, for the detail lines; any address would do.
 const DIRECTORY: u64 = 0xf000_0000;
 /// Banks of an IOMMU, each of which complains. SOURCE: kernel-lines, "one line per MMU bank".
@@ -19,9 +23,13 @@ const BANKS: usize = 2;
 pub(super) type Line = (Duration, String);
 
 /// Lines of a job that did not complete.
-pub(super) fn lines(core: usize, fault: &Fault) -> Vec<Line> {
-    // A simulated chip with more cores reuses the names of three.
-    let (npu, iommu) = CORES[core % CORES.len()];
+pub(super) fn lines(chip: Layout, core: usize, fault: &Fault) -> Vec<Line> {
+    let (cores, watchdog): (&[_], _) = match chip {
+        Layout::Rk3588 => (&CORES, watchdog(chip)),
+        Layout::Rk3576 => (&RK3576_CORES, watchdog(chip)),
+    };
+    // A simulated chip with more cores reuses the names.
+    let (npu, iommu) = cores[core % cores.len()];
     let mut lines = Vec::new();
     let mut line = |at, text| lines.push((at, text));
     if let Fault::Iommu { direction, dma, .. } = fault {
@@ -41,13 +49,13 @@ pub(super) fn lines(core: usize, fault: &Fault) -> Vec<Line> {
                 0
             )),
         );
-        line(WATCHDOG, format!("rocket {npu}: NPU job timed out"));
+        line(watchdog, format!("rocket {npu}: NPU job timed out"));
         for _ in 0..BANKS {
-            line(WATCHDOG, say("Enable stall request timed out, status: 0x00001d".into()));
+            line(watchdog, say("Enable stall request timed out, status: 0x00001d".into()));
         }
         return lines;
     }
-    line(WATCHDOG, format!("rocket {npu}: NPU job timed out"));
+    line(watchdog, format!("rocket {npu}: NPU job timed out"));
     lines
 }
 
@@ -61,7 +69,7 @@ mod tests {
     #[test]
     fn a_page_fault_reads_as_the_kernel_prints_it() {
         let fault = Fault::Iommu { block: Block::Cna, direction: Direction::Read, dma: 0x12345 };
-        let text: Vec<String> = lines(1, &fault).into_iter().map(|(_, text)| text).collect();
+        let text: Vec<String> = lines(Layout::Rk3588, 1, &fault).into_iter().map(|(_, text)| text).collect();
         assert_eq!(text[0], "rk_iommu fdaca000.iommu: Page fault at 0x0000000000012345 of type read");
         assert_eq!(
             text[1],
@@ -73,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_hang_is_one_line_when_the_watchdog_bites() {
-        let expected = (WATCHDOG, "rocket fdab0000.npu: NPU job timed out".to_owned());
-        assert_eq!(lines(0, &Fault::Injected), [expected]);
+        let expected = (watchdog(Layout::Rk3588), "rocket fdab0000.npu: NPU job timed out".to_owned());
+        assert_eq!(lines(Layout::Rk3588, 0, &Fault::Injected), [expected]);
     }
 }

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use npu_device::{Device, Driver, DriverInfo, FaultMonitor};
+use npu_regs::Layout;
 
 use crate::controller::Core;
 use crate::cost::CostModel;
@@ -33,11 +34,13 @@ pub(crate) const FIRST_OFFSET: u64 = 1 << 32;
 /// What is simulated.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// The chip.
+    pub chip: Layout,
     /// DRM driver version: (0, 0, 0) is stock mainline; extensions come with 1.1, 1.3 and 1.5, see [`DriverInfo`].
     pub version: (i32, i32, i32),
     /// Whether the module parameter switches batched submit off.
     pub batch_switched_off: bool,
-    /// Cores. An RK3588 has three.
+    /// Cores. An RK3588 has three, an RK3576 two.
     pub cores: usize,
     /// Whether PREP answers `EIO` for a job that the watchdog killed, as with our kernel patch. Mainline answers success.
     pub reports_failed_jobs: bool,
@@ -52,6 +55,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
+            chip: Layout::Rk3588,
             version: (0, 0, 0),
             batch_switched_off: false,
             cores: 3,
@@ -68,6 +72,13 @@ impl Options {
     pub fn batched() -> Self {
         let patched = true;
         Self { version: (1, 3, 0), reports_failed_jobs: patched, reports_dropped_jobs: patched, ..Self::default() }
+    }
+
+    /// An RK3576 with the driver of the series that knows it. SOURCE: npu-spec-rk3576 1: interface 1.5, and how long a job
+    /// takes at least, as its end is polled for.
+    pub fn rk3576() -> Self {
+        let cost = CostModel { job: Duration::from_micros(400), ..CostModel::default() };
+        Self { chip: Layout::Rk3576, version: (1, 5, 0), cores: 2, cost, ..Self::default() }
     }
 }
 
@@ -142,12 +153,13 @@ impl Simulator {
     fn with_threads(options: Options, threads: Option<rayon::ThreadPool>) -> Self {
         let cores = options.cores.max(1);
         let batch_switched_off = options.batch_switched_off;
-        let info = DriverInfo { name: "rocket".into(), version: options.version, batch_switched_off };
+        let compatible = Some(options.chip.compatible().into());
+        let info = DriverInfo { name: "rocket".into(), version: options.version, batch_switched_off, compatible };
         Self {
             shared: Arc::new(Shared {
                 info,
                 cores: (0..cores).map(|_| Mutex::default()).collect(),
-                scheduler: Mutex::new(Scheduler::new(cores)),
+                scheduler: Mutex::new(Scheduler::new(options.chip, cores)),
                 injected: Mutex::default(),
                 faults: Mutex::default(),
                 next_offset: AtomicU64::new(FIRST_OFFSET),
@@ -224,7 +236,8 @@ impl Driver for Simulator {
 
     fn describe(&self) -> String {
         let (major, minor, patch) = self.shared.options.version;
-        format!("simulated RK3588 NPU, {} cores, driver {major}.{minor}.{patch}", self.shared.cores.len())
+        let (chip, cores) = (self.shared.options.chip.name(), self.shared.cores.len());
+        format!("simulated {chip} NPU, {cores} cores, driver {major}.{minor}.{patch}")
     }
 }
 

@@ -7,9 +7,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use npu_device::{Deadline, Errno};
+use npu_regs::Layout;
 
 use super::{later, log};
-use crate::controller::{Outcome, WATCHDOG};
+use crate::controller::{Outcome, watchdog};
 use crate::{Counters, Fault};
 
 /// Number of a file.
@@ -35,6 +36,7 @@ struct Queue {
 /// State that all files share.
 #[derive(Debug)]
 pub(super) struct Scheduler {
+    chip: Layout,
     clocks: HashMap<FileId, Duration>,
     next_file: FileId,
     queues: Vec<Queue>,
@@ -43,8 +45,9 @@ pub(super) struct Scheduler {
 }
 
 impl Scheduler {
-    pub(super) fn new(cores: usize) -> Self {
+    pub(super) fn new(chip: Layout, cores: usize) -> Self {
         Self {
+            chip,
             clocks: HashMap::new(),
             next_file: 0,
             queues: (0..cores).map(|_| Queue::default()).collect(),
@@ -86,6 +89,12 @@ impl Scheduler {
         core
     }
 
+    /// Whether another core than the picked one is at work.
+    pub(super) fn others_work(&self, core: usize) -> bool {
+        let busy = |queue: &Queue| queue.reserved > 0 || !queue.entries.is_empty();
+        self.queues.iter().enumerate().any(|(other, queue)| other != core && busy(queue))
+    }
+
     /// Forgets a pick whose job was not queued.
     pub(super) fn unpick(&mut self, core: usize) {
         self.queues[core].reserved -= 1;
@@ -104,10 +113,10 @@ impl Scheduler {
         }
         let end = later(start, outcome.time);
         let fault = outcome.fault.as_ref().map(|(_, fault)| fault);
-        let lines = fault.map_or_else(Vec::new, |fault| log::lines(core, fault));
+        let lines = fault.map_or_else(Vec::new, |fault| log::lines(self.chip, core, fault));
         let lines = lines.into_iter().map(|(after, text)| (later(start, after), text)).collect();
         queue.entries.push(Entry { file, start, end, lines });
-        self.counters.count_job(core, outcome);
+        self.counters.count_job(core, outcome, watchdog(self.chip));
         end
     }
 
@@ -164,7 +173,7 @@ fn left(entry: &Entry, clock: Option<&Duration>) -> Duration {
 }
 
 impl Counters {
-    fn count_job(&mut self, core: usize, outcome: &Outcome) {
+    fn count_job(&mut self, core: usize, outcome: &Outcome, most: Duration) {
         self.jobs += 1;
         self.hung_jobs += u64::from(outcome.fault.is_some());
         self.kicks += outcome.kicks;
@@ -173,7 +182,7 @@ impl Counters {
         self.macs += outcome.work.macs;
         self.bytes_read += outcome.work.bytes_read;
         self.bytes_written += outcome.work.bytes_written;
-        self.busy[core] = later(self.busy[core], outcome.time.min(WATCHDOG));
+        self.busy[core] = later(self.busy[core], outcome.time.min(most));
     }
 }
 
@@ -199,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_file_stays_on_its_core_while_jobs_are_queued() {
-        let mut scheduler = Scheduler::new(3);
+        let mut scheduler = Scheduler::new(Layout::Rk3588, 3);
         let (a, b) = (scheduler.open(), scheduler.open());
         assert_eq!(submit(&mut scheduler, a, MS), (0, MS));
         assert_eq!(submit(&mut scheduler, a, MS), (0, 2 * MS));
@@ -211,7 +220,7 @@ mod tests {
 
     #[test]
     fn one_core_makes_files_wait_for_each_other() {
-        let mut scheduler = Scheduler::new(1);
+        let mut scheduler = Scheduler::new(Layout::Rk3588, 1);
         let (a, b) = (scheduler.open(), scheduler.open());
         submit(&mut scheduler, a, 5 * MS);
         assert_eq!(submit(&mut scheduler, b, MS), (0, 6 * MS));
@@ -221,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_deadline_ends_a_wait_and_the_job_stays_pending() {
-        let mut scheduler = Scheduler::new(1);
+        let mut scheduler = Scheduler::new(Layout::Rk3588, 1);
         let a = scheduler.open();
         let (_, end) = submit(&mut scheduler, a, 5 * MS);
         assert_eq!(scheduler.wait(a, end, Deadline::POLL), Err(Errno::BUSY));
@@ -233,10 +242,10 @@ mod tests {
 
     #[test]
     fn the_log_speaks_when_the_clock_reaches_the_line() {
-        let mut scheduler = Scheduler::new(1);
+        let mut scheduler = Scheduler::new(Layout::Rk3588, 1);
         let a = scheduler.open();
         let core = scheduler.pick(a);
-        let hung = Outcome { time: WATCHDOG, fault: Some((0, Fault::Injected)), ..Outcome::default() };
+        let hung = Outcome { time: watchdog(Layout::Rk3588), fault: Some((0, Fault::Injected)), ..Outcome::default() };
         let end = scheduler.push(a, core, &hung);
         let _ = scheduler.wait(a, end, Deadline::At(450 * MS));
         assert!(scheduler.log.is_empty());

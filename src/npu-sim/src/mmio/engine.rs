@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use npu_device::{Mapping, Task};
+use npu_regs::Layout;
 
 use super::RAM_BASE;
 use crate::cbuf::Cbuf;
@@ -96,6 +97,7 @@ impl Engine {
         (self.resets, self.directory) = (kick.resets, kick.directory);
         let space = Space::Paged(Pages { ram: self.ram.clone(), base: RAM_BASE, directory: kick.directory });
         let order = Order {
+            chip: Layout::Rk3588,
             tasks: &[],
             batched: true,
             // The driver's registers say what it waits for.

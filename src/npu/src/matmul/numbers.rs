@@ -94,12 +94,6 @@ impl Product {
         }
     }
 
-    /// CBUF banks beside those that hold the first factor.
-    pub(crate) const fn slack_banks(self) -> usize {
-        // QUIRK(Q12): the fetch of 8-bit features uses more than it stores.
-        if matches!(self, Self::I8) { 1 } else { 0 }
-    }
-
     /// How results lie in memory; `narrow`: sums of half precision leave the chip as such.
     pub(crate) const fn stored(self, narrow: bool) -> Stored {
         match self {

@@ -63,27 +63,38 @@ impl MatmulPlan {
 
     /// Bytes of the packed second factor of one item.
     pub fn second_bytes(&self) -> usize {
-        self.product().bytes(self.shape().columns * self.shape().depth)
+        self.product().bytes(self.form().kernels(self.shape().columns) * self.shape().depth)
     }
 }
 
 /// Packs the second factor of one item, `[columns, depth]`.
 pub(crate) fn weights<T: Numbers>(plan: &MatmulPlan, factor: &[T::Factor], memory: &mut [u8]) {
     let Shape { depth, columns, .. } = plan.shape();
-    let (lanes, group) = (T::PRODUCT.lanes(), T::PRODUCT.depth_group());
+    let form = plan.form();
+    let (lanes, group) = (T::PRODUCT.lanes(), form.depth_group);
     let (atoms, _) = memory.as_chunks_mut::<ATOM>();
     let mut groups = atoms.chunks_exact_mut(T::PRODUCT.column_group() * group / lanes);
     for step in 0..plan.tiles().depth {
-        for first in (0..columns).step_by(T::PRODUCT.column_group()) {
+        for first in (0..form.kernels(columns)).step_by(T::PRODUCT.column_group()) {
             for (start, atoms) in plan.step(step).step_by(group).zip(&mut groups) {
-                for (column, atoms) in atoms.chunks_exact_mut(group / lanes).enumerate() {
-                    let factors = &factor[(first + column) * depth + start..][..group];
+                for (kernel, atoms) in atoms.chunks_exact_mut(group / lanes).enumerate() {
+                    let Some(column) = form.column(first + kernel).filter(|column| *column < columns) else {
+                        atoms.fill([0; ATOM]);
+                        continue;
+                    };
+                    let factors = &factor[column * depth + start..][..group];
                     let pairs = factors.chunks_exact(lanes).zip(atoms);
                     pairs.for_each(|(factors, atom)| T::encode(factors, atom));
                 }
             }
         }
     }
+}
+
+/// Puts the operands that tasks read behind the second factors.
+pub(crate) fn operands(plan: &MatmulPlan, memory: &mut [u8]) {
+    let operands = plan.operands();
+    memory[plan.weight_bytes()..][..operands.len()].copy_from_slice(&operands);
 }
 
 #[cfg(test)]

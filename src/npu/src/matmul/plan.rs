@@ -11,19 +11,20 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use crate::chip::Chip;
+use npu_regs::Layout;
+
+use crate::chip::{Chip, Operation};
 use crate::emit::{Addend, Arithmetic, ConvTask, Feature, Kernel, Kind, Output, Place, Region, Reuse};
 use crate::error::Unsupported;
 use crate::layout::ATOM;
+use crate::matmul::form::Form;
 use crate::matmul::numbers::{Product, Stored};
 use crate::options::{MOST_TILE, OperandReuse, Options};
-use crate::quirks;
 use crate::tile::Banks;
+use crate::{quirks, rk3576};
 
 /// What the number of rows must be a multiple of. QUIRK(Q01)
 pub(crate) const ROW_GROUP: usize = 4;
-/// Deepest tile: the real-channels field has 14 bits. SOURCE: npu-spec 1.6.
-const MOST_DEPTH: usize = 1 << 14;
 /// Columns of a tile that leaves room for depth. SOURCE: npu-spec 9.4.
 const NARROW_TILE: usize = 128;
 /// Depth at which 16-bit sums of 4-bit codes may saturate: 64 × 480, and 49 × 640 without −8. SOURCE: npu-spec 5.3.
@@ -31,6 +32,8 @@ const INT4_DEPTH: usize = 480;
 const SYMMETRIC_INT4_DEPTH: usize = 640;
 /// Bytes of a CBUF entry.
 const ENTRY: usize = 64;
+/// Kernels whose weights an RK3576 holds at once. SOURCE: npu-spec-rk3576 4.
+const KERNEL_GROUP: usize = 32;
 
 /// Extents of a product C\[rows, columns\] = A\[rows, depth\] · B\[columns, depth\]ᵀ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,6 +51,7 @@ pub struct Shape {
 pub struct MatmulPlan {
     chip: Chip,
     product: Product,
+    form: Form,
     shape: Shape,
     items: usize,
     /// All items have the same first factor.
@@ -103,7 +107,7 @@ impl MatmulPlan {
         shape: Shape,
         options: &Options,
     ) -> Result<Vec<Self>, Unsupported> {
-        check_shape(product, shape)?;
+        check_shape(chip, product, shape, options)?;
         let tile = choose_tile(chip, product, shape, options)?;
         let others = tiles(product, shape, options).into_iter().map(|tile| {
             let depth = fit(chip, product, shape.depth, [tile.rows, tile.columns], options);
@@ -154,7 +158,7 @@ impl MatmulPlan {
     /// # Errors
     /// As [`MatmulPlan::new`].
     pub fn resident(chip: &Chip, product: Product, shape: Shape, options: &Options) -> Result<Self, Unsupported> {
-        check_shape(product, shape)?;
+        check_shape(chip, product, shape, options)?;
         let packed = Self::new(chip, product, Shape { rows: MOST_TILE, ..shape }, options)?.tile;
         // Fewer rows fit beside as many columns.
         let own = Shape { rows: packed.rows.min(shape.rows), ..packed };
@@ -191,11 +195,13 @@ impl MatmulPlan {
 
     fn with_tile(chip: &Chip, product: Product, shape: Shape, tile: Shape, options: &Options) -> Self {
         let steps = shape.depth.div_ceil(tile.depth);
-        let on_chip = product == Product::F16 && options.accumulate_on_chip && steps > 1;
+        let form = Form::new(chip.layout, product);
+        let on_chip = product == Product::F16 && !form.narrow_partials && options.accumulate_on_chip && steps > 1;
         let tile = Shape { rows: tile.rows.min(shape.rows), columns: tile.columns.min(shape.columns), ..tile };
         Self {
             chip: chip.clone(),
             product,
+            form,
             shape,
             items: 1,
             shared_first: false,
@@ -373,7 +379,7 @@ impl MatmulPlan {
 
     /// How results lie in memory.
     pub(crate) fn stored(&self) -> Stored {
-        self.product.stored(self.on_chip || self.tiles().depth == 1)
+        self.product.stored(self.on_chip || self.form.narrow_partials || self.tiles().depth == 1)
     }
 
     /// The depth of a step.
@@ -394,14 +400,42 @@ impl MatmulPlan {
         items * self.product.bytes(self.shape.rows * self.shape.depth)
     }
 
+    /// Whose programs its tasks are.
+    pub(crate) fn layout(&self) -> Layout {
+        self.chip.layout
+    }
+
+    /// How often a job is run again that wrote nothing.
+    pub(crate) fn reruns(&self) -> usize {
+        self.chip.reruns
+    }
+
+    /// How the chip multiplies.
+    pub(crate) fn form(&self) -> Form {
+        self.form
+    }
+
     /// Bytes of the second factors.
     pub(crate) fn weight_bytes(&self) -> usize {
-        self.items * self.product.bytes(self.shape.columns * self.shape.depth)
+        self.items * self.second_bytes()
+    }
+
+    /// Bytes of the second factors and of the operands behind them.
+    pub(crate) fn constant_bytes(&self) -> usize {
+        self.weight_bytes() + self.operands().len()
+    }
+
+    /// Operands that change nothing, where a task reads some.
+    pub(crate) fn operands(&self) -> Vec<u8> {
+        match self.form.reads_operands {
+            true => rk3576::operands::unit(self.form.kernels(MOST_TILE), self.product == Product::F16),
+            false => Vec::new(),
+        }
     }
 
     /// Bytes of the results of a tile's step.
     pub(crate) fn slot_bytes(&self) -> usize {
-        self.pitch(self.tile.rows) * self.tile.columns * self.stored().bytes()
+        self.pitch(self.tile.rows) * self.form.written(self.tile.columns) * self.stored().bytes()
     }
 
     /// Where a tile's step has its results, in bytes of its round.
@@ -518,9 +552,9 @@ impl MatmulPlan {
                 extents: [word(tile.rows)?, 1],
                 pitch,
                 notch,
-                slots: word(tile.columns)?,
+                slots: word(self.form.kernels(tile.columns))?,
             },
-            arithmetic: Arithmetic::Raw(datapath),
+            arithmetic: Arithmetic::Raw { datapath, operands: self.operand_place()? },
             addend,
             reuse: self.shared(round, index),
         })
@@ -549,13 +583,15 @@ impl MatmulPlan {
     }
 
     fn kernel(&self, tile: &Tile, depth: &Range<usize>) -> Result<Kernel, Unsupported> {
-        let (product, columns) = (self.product, self.shape.columns);
+        let (product, form) = (self.product, self.form);
+        let kernels = form.kernels(self.shape.columns);
         let kernel_bytes = product.bytes(depth.len());
-        let item = tile.item * product.bytes(columns * self.shape.depth);
-        let offset = item + product.bytes(columns * depth.start) + tile.first_column * kernel_bytes;
+        let item = tile.item * self.second_bytes();
+        let first = form.kernel(tile.first_column);
+        let offset = item + product.bytes(kernels * depth.start) + first * kernel_bytes;
         Ok(Kernel {
             place: place(Region::Constants, offset)?,
-            bytes: word(tile.columns * kernel_bytes)?,
+            bytes: word(form.kernels(tile.columns) * kernel_bytes)?,
             kernel_bytes: word(kernel_bytes)?,
             extents: [1, 1],
             stride: [1, 1],
@@ -564,9 +600,14 @@ impl MatmulPlan {
         })
     }
 
+    fn operand_place(&self) -> Result<Option<Place>, Unsupported> {
+        let place = self.form.reads_operands.then(|| place(Region::Constants, self.weight_bytes()));
+        place.transpose()
+    }
+
     fn banks(&self, rows: usize, depth: usize) -> Banks {
         let features = self.product.bytes(rows * depth).div_ceil(self.chip.bank_bytes);
-        let data = features + self.product.slack_banks();
+        let data = features + slack_banks(&self.chip, self.product);
         Banks { data, weights: self.chip.cbuf_banks - data }
     }
 }
@@ -585,7 +626,14 @@ impl Work {
     }
 }
 
-fn check_shape(product: Product, shape: Shape) -> Result<(), Unsupported> {
+fn check_shape(chip: &Chip, product: Product, shape: Shape, options: &Options) -> Result<(), Unsupported> {
+    chip.check(Operation::Product(product))?;
+    if options.host_order {
+        chip.check(Operation::HostOrder)?;
+    }
+    if matches!(options.reuse, OperandReuse::Features | OperandReuse::Weights) {
+        chip.check(Operation::Reuse)?;
+    }
     let (depth, columns) = (product.depth_group(), product.column_group());
     let rules = [("rows", shape.rows, ROW_GROUP), ("depth", shape.depth, depth), ("columns", shape.columns, columns)];
     for (name, extent, group) in rules {
@@ -640,13 +688,25 @@ fn choose_tile(chip: &Chip, product: Product, shape: Shape, options: &Options) -
 
 /// The most depth that fits the banks beside each other.
 fn fit(chip: &Chip, product: Product, depth: usize, [rows, columns]: [usize; 2], options: &Options) -> usize {
-    let step = product.depth_group();
-    let banks = |extent: usize, depth: usize| product.bytes(extent * depth).div_ceil(chip.bank_bytes);
-    let fits = |depth: usize| banks(rows, depth) + banks(columns, depth) + product.slack_banks() <= chip.cbuf_banks;
+    let form = Form::new(chip.layout, product);
+    let step = form.depth_group;
+    let slack = slack_banks(chip, product);
+    let fits = |depth: usize| match chip.layout {
+        Layout::Rk3588 => {
+            let banks = |extent: usize| product.bytes(extent * depth).div_ceil(chip.bank_bytes);
+            banks(rows) + banks(columns) + slack <= chip.cbuf_banks
+        }
+        // A row takes whole entries, and of the weights those of one kernel group are there.
+        Layout::Rk3576 => {
+            let weights = product.bytes(depth) * KERNEL_GROUP;
+            rows * product.bytes(depth).next_multiple_of(ENTRY) <= chip.max_feature_bytes
+                && weights <= chip.max_weight_bytes
+        }
+    };
     let most = match product {
         Product::I4 if options.symmetric_int4 => SYMMETRIC_INT4_DEPTH,
         Product::I4 => INT4_DEPTH,
-        _ => MOST_DEPTH.min(chip.max_kernel_bytes * 8 / product.bits()),
+        _ => form.most_depth.min(chip.max_kernel_bytes * 8 / product.bits()),
     };
     let most = depth.min(most).min(options.tile_depth.max(step)) / step;
     // Even the largest tile of one step takes a bank or two of each operand.
@@ -669,6 +729,11 @@ fn whole_depth(
     tiles.find(|tile| fit(chip, product, shape.depth, [tile.rows, tile.columns], options) == shape.depth).ok_or_else(
         || Unsupported::new(format!("{product}: depth {} does not fit one task, and its sums saturate", shape.depth)),
     )
+}
+
+/// CBUF banks beside those that hold the first factor.
+fn slack_banks(chip: &Chip, product: Product) -> usize {
+    if product == Product::I8 { chip.slack_banks } else { 0 }
 }
 
 fn word(value: usize) -> Result<u32, Unsupported> {
@@ -800,13 +865,13 @@ mod tests {
             let mut slots = std::collections::HashSet::new();
             for (index, &(tile, step)) in round.tasks.iter().enumerate() {
                 let task = plan.task(&round, index).unwrap();
-                task.program(&Default::default()).unwrap();
+                task.program(Layout::Rk3588, &Default::default()).unwrap();
                 let tile = round.tiles[tile];
                 done += tile.rows * tile.columns * plan.step(step).len();
                 prop_assert!(slots.insert(task.output.place.offset));
                 let (features, weights) = (tile.rows * plan.step(step).len(), tile.columns * plan.step(step).len());
                 let needed = [features, weights].map(|extent| plan.product.bytes(extent).div_ceil(CHIP.bank_bytes));
-                prop_assert!(task.banks.data >= needed[0] + plan.product.slack_banks());
+                prop_assert!(task.banks.data >= needed[0] + slack_banks(&plan.chip, plan.product));
                 prop_assert!(
                     task.banks.weights >= needed[1] && task.banks.data + task.banks.weights == CHIP.cbuf_banks
                 );

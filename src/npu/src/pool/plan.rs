@@ -4,11 +4,14 @@
 
 use std::time::Duration;
 
+use npu_regs::Layout;
+
 use super::PoolKind;
-use crate::chip::Chip;
+use crate::chip::{Chip, Operation};
 use crate::error::Unsupported;
 use crate::layout::ATOM;
 use crate::ops::{ElementType, Padding, Window};
+use crate::rk3576;
 
 /// Largest kernel and step: 4-bit fields that hold one less.
 const MOST_KERNEL: usize = 16;
@@ -20,6 +23,7 @@ const MOST_EXTENT: usize = 8192;
 /// A plan of a pooling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PoolPlan {
+    layout: Layout,
     element: ElementType,
     kind: PoolKind,
     shape: [usize; 3],
@@ -52,7 +56,9 @@ impl PoolPlan {
         let input = [shape[0], shape[1]];
         let output = window.output(input)?;
         let (kernel, stride, padding) = (window.kernel, window.stride, window.padding);
-        Self { element, kind, shape, passes: vec![Pass { input, output, kernel, stride, padding }] }.checked(chip)
+        let layout = chip.layout;
+        Self { layout, element, kind, shape, passes: vec![Pass { input, output, kernel, stride, padding }] }
+            .checked(chip)
     }
 
     /// Plans the pooling of whole pictures of `shape`, `[h, w, c]`.
@@ -74,12 +80,13 @@ impl PoolPlan {
             passes.push(Pass { input, output, kernel, stride: kernel, padding });
             input = output;
         }
-        Self { element, kind, shape, passes }.checked(chip)
+        Self { layout: chip.layout, element, kind, shape, passes }.checked(chip)
     }
 
     fn checked(self, chip: &Chip) -> Result<Self, Unsupported> {
         let refuse = |what: String| Err(Unsupported::new(what));
         let [height, width, channels] = self.shape;
+        chip.check(Operation::Pooling(self.kind, self.element))?;
         if channels == 0 {
             return refuse("a picture without channels".into());
         }
@@ -87,7 +94,7 @@ impl PoolPlan {
             return refuse(format!("an extent of {extent} exceeds {MOST_EXTENT}"));
         }
         for pass in &self.passes {
-            self.check_pass(pass)?;
+            self.check_pass(chip, pass)?;
         }
         let bytes = self.pass_bytes().max(self.input_bytes());
         if u32::try_from(bytes).is_err() {
@@ -100,9 +107,12 @@ impl PoolPlan {
         Ok(self)
     }
 
-    fn check_pass(&self, pass: &Pass) -> Result<(), Unsupported> {
+    fn check_pass(&self, chip: &Chip, pass: &Pass) -> Result<(), Unsupported> {
         let refuse = |what: &str| Err(Unsupported::new(what));
         let padded = pass.padding != Padding::default();
+        if self.kind.is_mean() && padded {
+            chip.check(Operation::PaddedMean)?;
+        }
         if self.kind.is_mean() && pass.kernel.contains(&1) {
             // SOURCE: npu-spec 6.2: half precision cannot hold the reciprocal, and nobody has seen integers do it.
             return refuse("a mean over a kernel extent of 1");
@@ -165,6 +175,20 @@ impl PoolPlan {
         ATOM / self.element.bytes()
     }
 
+    /// Whose programs its tasks are.
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Atoms between planes of `[rows, columns]`.
+    pub(crate) fn pitch(&self, [rows, columns]: [usize; 2]) -> usize {
+        match self.layout {
+            Layout::Rk3588 => rows * columns,
+            // As what a depthwise task writes.
+            Layout::Rk3576 => rk3576::plane_pitch([rows, columns], true),
+        }
+    }
+
     /// Planes of atoms.
     pub(crate) fn planes(&self) -> usize {
         self.shape[2].div_ceil(self.lanes())
@@ -191,12 +215,12 @@ impl PoolPlan {
     }
 
     fn input_bytes(&self) -> usize {
-        self.planes() * self.shape[0] * self.shape[1] * ATOM
+        self.planes() * self.pitch([self.shape[0], self.shape[1]]) * ATOM
     }
 
     /// Bytes of what all passes write.
     fn pass_bytes(&self) -> usize {
-        self.passes.iter().map(|pass| pass.output_atoms() * ATOM * self.planes()).sum()
+        self.passes.iter().map(|pass| self.pitch(pass.output) * ATOM * self.planes()).sum()
     }
 }
 

@@ -3,13 +3,13 @@
 //! The memory of the results holds what every pass writes, one pass after the other.
 
 use std::ops::Range;
-use std::time::Duration;
 
 use npu_regs::Program;
 
 use super::element::PoolElement;
 use super::plan::PoolPlan;
 use super::task::PoolTask;
+use crate::chip::Chip;
 use crate::context::{Worker, fill};
 use crate::error::{RunError, RunReport, Unsupported};
 use crate::job::{Started, Written};
@@ -31,7 +31,7 @@ impl Worker {
         input: &[T],
         options: &Options,
     ) -> Result<Part, RunError> {
-        let pixels = plan.shape()[0] * plan.shape()[1];
+        let pixels = plan.pitch([plan.shape()[0], plan.shape()[1]]);
         let mut started = self.begin(offset(plan, plan.passes(), planes.len()), options)?;
         self.features.at_least(&self.device, "picture", planes.len() * pixels * ATOM)?;
         fill(self.features.get(), "pack the picture", |memory| pack(plan, planes.clone(), input, memory))?;
@@ -47,13 +47,14 @@ impl Worker {
         let at = |base: u32, bytes: usize| base.wrapping_add(bytes as u32);
         let mut programs = Vec::new();
         for first in (0..planes).step_by(plan.most_planes()) {
-            let mut source = at(features, first * plan.shape()[0] * plan.shape()[1] * ATOM);
+            let mut source = at(features, first * plan.pitch(plan.list()[0].input) * ATOM);
             for (index, pass) in plan.list().iter().enumerate() {
-                let destination = at(results, offset(plan, index, planes) + first * pass.output_atoms() * ATOM);
+                let destination = at(results, offset(plan, index, planes) + first * plan.pitch(pass.output) * ATOM);
                 let (element, kind, planes) = (plan.element(), plan.kind(), (planes - first).min(plan.most_planes()));
-                let task = PoolTask { element, kind, pass, planes, source, destination };
+                let pitches = [pass.input, pass.output].map(|extents| plan.pitch(extents));
+                let task = PoolTask { element, kind, pass, planes, pitches, source, destination };
                 let register = |error| Unsupported::new(format!("pooling task {}: {error}", programs.len()));
-                let program = task.program().map_err(register)?;
+                let program = task.program(plan.layout()).map_err(register)?;
                 programs.push(program);
                 source = destination;
             }
@@ -67,22 +68,25 @@ impl Worker {
         plan: &PoolPlan,
         part: Part,
         output: &mut [T],
-        slow_mark: Duration,
+        chip: &Chip,
     ) -> Result<RunReport, RunError> {
         let Part { planes, started } = part;
-        let written = plan.list().iter().enumerate().map(|(task, pass)| {
+        let written = plan.list().iter().enumerate().flat_map(|(task, pass)| {
+            let (pixels, pitch) = (pass.output_atoms(), plan.pitch(pass.output));
             let first = offset(plan, task, planes.len());
-            let (pixels, plane) = (pass.output_atoms(), planes.start);
-            Written { task, plane, pixels, bytes: first..first + planes.len() * pixels * ATOM }
+            planes.clone().enumerate().map(move |(index, plane)| {
+                let bytes = first + index * pitch * ATOM;
+                Written { task, plane, pixels, bytes: bytes..bytes + pixels * ATOM }
+            })
         });
         let last = offset(plan, plan.passes() - 1, planes.len());
-        self.finish(&started, written, slow_mark, |memory| unpack(plan, planes.clone(), &memory[last..], output))
+        self.finish(&started, written, chip, |memory| unpack(plan, planes.clone(), &memory[last..], output))
     }
 }
 
 /// Where a pass over this many planes has its results.
 fn offset(plan: &PoolPlan, pass: usize, planes: usize) -> usize {
-    plan.list()[..pass].iter().map(|pass| planes * pass.output_atoms() * ATOM).sum()
+    plan.list()[..pass].iter().map(|pass| planes * plan.pitch(pass.output) * ATOM).sum()
 }
 
 /// The channels of a plane.
@@ -94,7 +98,7 @@ fn channels(plan: &PoolPlan, plane: usize) -> Range<usize> {
 fn pack<T: PoolElement>(plan: &PoolPlan, planes: Range<usize>, input: &[T], memory: &mut [u8]) {
     let [height, width, depth] = plan.shape();
     let (atoms, _) = memory.as_chunks_mut::<ATOM>();
-    for (plane, atoms) in planes.zip(atoms.chunks_exact_mut(height * width)) {
+    for (plane, atoms) in planes.zip(atoms.chunks_exact_mut(plan.pitch([height, width]))) {
         let channels = channels(plan, plane);
         for (pixel, atom) in input.chunks_exact(depth).zip(atoms) {
             *atom = [0; ATOM];
@@ -106,7 +110,7 @@ fn pack<T: PoolElement>(plan: &PoolPlan, planes: Range<usize>, input: &[T], memo
 fn unpack<T: PoolElement>(plan: &PoolPlan, planes: Range<usize>, memory: &[u8], output: &mut [T]) {
     let [rows, columns, depth] = plan.output();
     let (atoms, _) = memory.as_chunks::<ATOM>();
-    for (plane, atoms) in planes.zip(atoms.chunks_exact(rows * columns)) {
+    for (plane, atoms) in planes.zip(atoms.chunks_exact(plan.pitch([rows, columns]))) {
         let channels = channels(plan, plane);
         for (pixel, atom) in output.chunks_exact_mut(depth).zip(atoms) {
             T::decode(atom, &mut pixel[channels.clone()]);
