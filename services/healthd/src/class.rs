@@ -199,6 +199,7 @@ pub static CLASSES: &[Class] = &[
     class("nvme-timeout", Storage, Warning, CheckPower, None),
     class("mmc-failed", Storage, Error, ReplaceStorage, None),
     class("mmc-timeout", Storage, Warning, Look, None),
+    class("filesystem-mounted", Storage, Note, Advice::None, None),
 
     class("undervoltage", Power, Critical, CheckPower, None),
     class("over-current", Power, Error, CheckPower, None),
@@ -397,6 +398,10 @@ pub(crate) static ROWS: &[Row] = &[
     (Bare, "device-mapper: verity: {dev}: data block {d} is corrupted", "storage-corrupt", Root),
     (Bare, "device-mapper: verity: {dev}: metadata block {d} is corrupted", "storage-corrupt", Root),
     (Bare, "device-mapper: verity: {dev}: reached maximum errors", "storage-corrupt", Root),
+    // What it says when all is well, before anything else that it says. SOURCE: erofs_info, fs/erofs/super.c.
+    (Bare, "erofs: (device {dev}): mounted with root inode @ nid {d}.", "filesystem-mounted", Fact),
+    (Bare, "erofs (device {dev}): mounted with root inode @ nid {d}.", "filesystem-mounted", Fact),
+    (Bare, "erofs (device {dev}): EXPERIMENTAL {s}", "filesystem-mounted", Fact),
     (Bare, "erofs: (device {dev}): {s}", "filesystem-error", Root),
     (Bare, "erofs (device {dev}): {s}", "filesystem-error", Root),
 

@@ -144,7 +144,10 @@ fn storage(root: &Path, gauges: &mut Gauges) {
         put(gauges, "filesystem-errors", &name, number(filesystem.join("errors_count")));
     }
     for (name, folder) in [("root", root.to_owned()), ("var", root.join("var"))] {
-        let free = rustix::fs::statvfs(&folder).ok().filter(|space| space.f_blocks > 0);
+        // What cannot be written to is as full as it was made.
+        let free = rustix::fs::statvfs(&folder)
+            .ok()
+            .filter(|space| space.f_blocks > 0 && !space.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY));
         // CAST: a share needs no more than the 53 bits that a double keeps.
         put(gauges, "free-percent", name, free.map(|space| 100.0 * space.f_bavail as f64 / space.f_blocks as f64));
     }
