@@ -1,10 +1,12 @@
-//! Matrix products on the simulator: a matrix of datatype × shape × path, against exact arithmetic.
+//! Matrix products on the simulator, or on a board: a matrix of datatype × shape × path, against exact arithmetic.
 //!
 //! Integers are compared bit by bit with 64-bit sums. Real numbers are compared with double-precision sums of what the hardware
 //! sees of the factors, on random numbers of both signs: each element within a bound that follows from the roundings, and the
 //! whole by the cosine of the two results.
 
 #![allow(clippy::unwrap_used, reason = "everything in this file is a test")]
+
+mod place;
 
 use std::time::Duration;
 
@@ -13,8 +15,8 @@ use npu::matmul::{
     Bf16, F16, F16ToF32, GroupNumbers, I4, I8, I16, MatmulPlan, Matrix, Numbers, Product, Scaled, Shape, Tf32, pad_rows,
 };
 use npu::{Chip, Context, OperandReuse, Options, RunError};
-use npu_device::Driver;
 use npu_sim::{Lever, Options as Sim, Simulator};
+use place::Place;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -208,18 +210,16 @@ const SMALL_TILES: Mode = Mode {
     options: |options| Options { tile_rows: 12, tile_columns: 64, tile_depth: 64, tasks_per_job: 7, ..options },
 };
 
-fn chip(mode: Mode) -> Chip {
-    Chip::of(Simulator::new((mode.sim)()).open().unwrap().info()).unwrap()
-}
-
 fn options(mode: Mode) -> Options {
     (mode.options)(Options::default())
 }
 
-fn context(mode: Mode) -> (Simulator, Context) {
-    let simulator = Simulator::new((mode.sim)());
-    let context = Context::open(&simulator, &chip(mode), options(mode)).unwrap();
-    (simulator, context)
+fn context(mode: Mode) -> (Place, Context) {
+    place::open((mode.sim)(), options(mode))
+}
+
+fn simulated(mode: Mode) -> (Simulator, Context) {
+    place::simulated((mode.sim)(), options(mode))
 }
 
 fn random<T: Case>(rng: &mut StdRng, count: usize) -> Vec<T::Factor> {
@@ -271,7 +271,7 @@ fn check_modes<T: Case>([rows, depth, columns]: [usize; 3], path: Path, modes: &
     let second: Vec<_> = b.iter().map(|b| Matrix::new(b, columns, depth).unwrap()).collect();
     let shared = matches!(path, Path::Stream(_));
     let sums: Vec<_> = (0..count).map(|i| exact::<T>(&a[if shared { 0 } else { i }], &b[i], depth)).collect();
-    for &mode in modes {
+    for &mode in modes.iter().filter(|mode| place::has((mode.sim)())) {
         let what = format!("{} {rows}×{depth}×{columns} {path:?}, {}", T::PRODUCT, mode.name);
         let (simulator, mut context) = context(mode);
         let mut c = vec![vec![T::Sum::default(); rows * columns]; count];
@@ -288,7 +288,7 @@ fn check_modes<T: Case>([rows, depth, columns]: [usize; 3], path: Path, modes: &
         outcome.unwrap_or_else(|error| panic!("{what}: {error}; {:?}", simulator.faults()));
         let shape = Shape { rows: pad_rows(rows), depth, columns };
         let plan = if path == Path::Resident { MatmulPlan::resident } else { MatmulPlan::new };
-        let tiles = plan(&chip(mode), T::PRODUCT, shape, &options(mode)).unwrap().tiles().depth;
+        let tiles = plan(context.chip(), T::PRODUCT, shape, &options(mode)).unwrap().tiles().depth;
         c.iter().zip(&sums).for_each(|(c, sums)| compare::<T>(&what, c, sums, depth, tiles));
     }
 }
@@ -433,10 +433,10 @@ fn check_random<T: Case>() {
         let depth = rng.random_range(1..24) * T::PRODUCT.depth_group();
         let columns = rng.random_range(1..6) * T::PRODUCT.column_group();
         let (a, b) = (random::<T>(&mut rng, rows * depth), random::<T>(&mut rng, columns * depth));
-        let simulator = Simulator::new(if seed % 2 == 0 { Sim::default() } else { Sim::batched() });
         let options = drawn(seed);
         let what = format!("{} {rows}×{depth}×{columns}, {options:?}", T::PRODUCT);
-        let mut context = Context::open(&simulator, &Chip::RK3588, options).unwrap();
+        let sim = if seed % 2 == 0 { Sim::default() } else { Sim::batched() };
+        let (simulator, mut context) = place::open(sim, options);
         let mut c = vec![T::Sum::default(); rows * columns];
         let (first, second) = (Matrix::new(&a, rows, depth).unwrap(), Matrix::new(&b, columns, depth).unwrap());
         let outcome = context.matmul::<T>(first, second, &mut c);
@@ -549,10 +549,9 @@ fn results_depend_neither_on_workers_nor_on_batching() {
     let (a, b) = (random::<F16>(&mut rng, rows * depth), random::<F16>(&mut rng, columns * depth));
     let (a, b) = (Matrix::new(&a, rows, depth).unwrap(), Matrix::new(&b, columns, depth).unwrap());
     let product = |mode: Mode, cheapest_plan: bool| {
-        let simulator = Simulator::new((mode.sim)());
         let options = Options { cheapest_plan, ..options(mode) };
         let mut c = vec![f16::ZERO; rows * columns];
-        Context::open(&simulator, &Chip::RK3588, options).unwrap().matmul::<F16>(a, b, &mut c).unwrap();
+        place::open((mode.sim)(), options).1.matmul::<F16>(a, b, &mut c).unwrap();
         c
     };
     let one = product(SINGLE, true);
@@ -592,7 +591,7 @@ fn a_job_is_one_kick_only_where_the_driver_and_the_options_say_so() {
 
 #[test]
 fn a_batch_is_one_job_of_each_worker() {
-    let (simulator, mut context) = context(BATCHED);
+    let (simulator, mut context) = simulated(BATCHED);
     let (a, b) = (vec![1_i8; 4 * 32], vec![1_i8; 32 * 32]);
     let (a, b) = ([Matrix::new(&a, 4, 32).unwrap(); 6], [Matrix::new(&b, 32, 32).unwrap(); 6]);
     let mut c = vec![vec![0; 4 * 32]; 6];
@@ -604,7 +603,7 @@ fn a_batch_is_one_job_of_each_worker() {
 }
 
 fn refusal(product: impl FnOnce(&mut Context) -> Result<npu::RunReport, RunError>) -> String {
-    let (simulator, mut context) = context(STOCK);
+    let (simulator, mut context) = simulated(STOCK);
     let error = product(&mut context).unwrap_err();
     assert_eq!(simulator.counters().jobs, 0, "nothing was submitted");
     error.to_string()
@@ -679,7 +678,7 @@ fn operands_that_do_not_fit_are_refused_by_name() {
     });
     assert_eq!(group, "a group of 16 is no multiple of 32 that divides 64");
     let foreign = refusal(|context| {
-        let weights = self::context(STOCK).1.pack_weights::<I8>(second)?;
+        let weights = simulated(STOCK).1.pack_weights::<I8>(second)?;
         context.matmul_resident::<I8>(first, &weights, &mut c)
     });
     assert_eq!(foreign, "the weights belong to another context");
@@ -701,7 +700,7 @@ fn minus_eight_is_refused_where_codes_were_promised_to_be_symmetric() {
 
 /// A product with a lever pulled, and the same product afterwards.
 fn spoiled<T: Case>(mode: Mode, lever: Lever) -> String {
-    let (simulator, mut context) = context(Mode { options: |options| Options { workers: 1, ..options }, ..mode });
+    let (simulator, mut context) = simulated(Mode { options: |options| Options { workers: 1, ..options }, ..mode });
     let mut rng = StdRng::seed_from_u64(1);
     let [rows, depth, columns] = [12, 2112, 256];
     let (a, b) = (random::<T>(&mut rng, rows * depth), random::<T>(&mut rng, columns * depth));

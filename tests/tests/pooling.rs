@@ -1,9 +1,11 @@
-//! Pooling and sums on the simulator: a matrix of kind × element × window × way of running, against exact arithmetic.
+//! Pooling and sums on the simulator, or on a board: a matrix of kind × element × window × way of running, against exact arithmetic.
 //!
 //! Maxima and minima are compared bit by bit. Means of integers are compared with the formula of npu-spec 6.2 and with the true
 //! mean, means and sums of half precision with double-precision ones, on random numbers of both signs.
 
 #![allow(clippy::unwrap_used, reason = "everything in this file is a test")]
+
+mod place;
 
 use std::fmt::Debug;
 
@@ -12,8 +14,8 @@ use npu::conv::Image;
 use npu::matmul::Matrix;
 use npu::pool::{PoolElement, PoolPlan};
 use npu::{Chip, Context, CumulativeSum, ElementType, Options, Padding, PoolKind, RunError, RunReport, Window};
-use npu_device::Driver;
 use npu_sim::{Fault, Lever, Options as Sim, Simulator};
+use place::Place;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -83,12 +85,12 @@ const MODES: [Mode; 4] = [
 ];
 const RK3576: [Mode; 2] = [("RK3576, two", Sim::rk3576, 2, true), ("RK3576, task by task", Sim::rk3576, 1, false)];
 
-fn context((_, sim, workers, batched): Mode) -> (Simulator, Context) {
-    let simulator = Simulator::new(sim());
-    let chip = Chip::of(simulator.open().unwrap().info()).unwrap();
-    let options = Options { workers, batched, ..Options::default() };
-    let context = Context::open(&simulator, &chip, options).unwrap();
-    (simulator, context)
+fn context((_, sim, workers, batched): Mode) -> (Place, Context) {
+    place::open(sim(), Options { workers, batched, ..Options::default() })
+}
+
+fn simulated((_, sim, workers, batched): Mode) -> (Simulator, Context) {
+    place::simulated(sim(), Options { workers, batched, ..Options::default() })
 }
 
 fn window(kernel: [usize; 2], stride: [usize; 2], [top, left, bottom, right]: [usize; 4]) -> Window {
@@ -135,7 +137,7 @@ fn check_on<T: Case>(modes: &[Mode], kind: PoolKind, window: &Window, shape: [us
     let input: Vec<T> = (0..shape.iter().product()).map(|_| T::draw(&mut rng)).collect();
     let [rows, columns] = window.output([shape[0], shape[1]]).unwrap();
     let mut first = None;
-    for &mode in modes {
+    for &mode in modes.iter().filter(|mode| place::has((mode.1)())) {
         let (simulator, mut context) = context(mode);
         let mut output = vec![T::default(); rows * columns * shape[2]];
         let outcome = context.pool(kind, window, Image::new(&input, shape).unwrap(), &mut output);
@@ -202,7 +204,7 @@ fn check_global_on<T: Case>(modes: &[Mode], kind: PoolKind, shape: [usize; 3], p
     let input: Vec<T> = (0..shape.iter().product()).map(|_| T::draw(&mut rng)).collect();
     let plan = PoolPlan::global(&Chip::RK3588, T::ELEMENT, kind, shape).unwrap();
     assert_eq!(plan.passes(), passes, "{what}");
-    for &mode in modes {
+    for &mode in modes.iter().filter(|mode| place::has((mode.1)())) {
         let (simulator, mut context) = context(mode);
         let mut output = vec![T::default(); shape[2]];
         let outcome = context.pool_global(kind, Image::new(&input, shape).unwrap(), &mut output);
@@ -275,7 +277,7 @@ fn random_windows_are_right() {
 }
 
 fn refusal<T: PoolElement>(kind: PoolKind, window: &Window, shape: [usize; 3]) -> String {
-    let (simulator, mut context) = context(MODES[0]);
+    let (simulator, mut context) = simulated(MODES[0]);
     let [rows, columns] = window.output([shape[0], shape[1]]).unwrap_or([1, 1]);
     let input = vec![T::default(); shape.iter().product()];
     let image = Image::new(&input, shape).unwrap();
@@ -341,7 +343,7 @@ fn a_driver_that_would_not_hear_of_the_result_is_not_asked() {
 
 /// The error of a maximum whose device misbehaves once, and then a right result.
 fn spoiled(mode: Mode, lever: Lever) -> String {
-    let (simulator, mut context) = context(mode);
+    let (simulator, mut context) = simulated(mode);
     let input: Vec<i8> = (0..64 * 64 * 16).map(|i| i as i8).collect();
     let mut output = [5; 16];
     simulator.inject(lever);

@@ -1,4 +1,4 @@
-//! Transposed convolutions and resizing on the simulator, by every route, against a reference that adds each input's kernel
+//! Transposed convolutions and resizing on the simulator, or on a board, by every route, against a reference that adds each input's kernel
 //! to the output.
 
 #![allow(clippy::unwrap_used, reason = "everything in this file is a test")]
@@ -8,7 +8,8 @@ mod pictures;
 use half::f16;
 use npu::conv::{Gives, Image, Output, Quantised, Route, Transposed};
 use npu::{Activation, Bias, Chip, Context, Options, Padding, Quant, RunError};
-use npu_sim::{Options as Sim, Simulator};
+use npu_sim::Options as Sim;
+use pictures::place::{self, Place};
 use pictures::{BATCHED, MODES, Mode, Number, STOCK, Sum, compare_reals, context, random, reals};
 use proptest::prelude::*;
 use rand::SeedableRng;
@@ -163,7 +164,7 @@ impl Given {
         self.filter.len() / self.case.channels
     }
 
-    fn run<Out: Number + Output>(&self, (simulator, mut context): (Simulator, Context)) -> Vec<Out>
+    fn run<Out: Number + Output>(&self, (simulator, mut context): (Place, Context)) -> Vec<Out>
     where
         f16: Gives<Out>,
     {
@@ -175,11 +176,8 @@ impl Given {
     }
 }
 
-fn on_host(mode: Mode) -> (Simulator, Context) {
-    let simulator = Simulator::new((mode.sim)());
-    let options = Options { workers: mode.workers, transposed_on_chip: false, ..Options::default() };
-    let context = Context::open(&simulator, &Chip::RK3588, options).unwrap();
-    (simulator, context)
+fn on_host(mode: Mode) -> (Place, Context) {
+    place::open((mode.sim)(), Options { workers: mode.workers, transposed_on_chip: false, ..Options::default() })
 }
 
 #[test]

@@ -2,10 +2,13 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+#[path = "../place/mod.rs"]
+pub(crate) mod place;
+
 use half::f16;
-use npu::{Chip, Context, Options, Window};
-use npu_device::Driver;
-use npu_sim::{Options as Sim, Simulator};
+use npu::{Context, Options, Window};
+use npu_sim::Options as Sim;
+use place::Place;
 use rand::Rng;
 use rand::rngs::StdRng;
 
@@ -166,10 +169,6 @@ pub(crate) const RK3576: [Mode; 2] = [
     Mode { name: "RK3576, one worker", sim: Sim::rk3576, workers: 1 },
 ];
 
-pub(crate) fn context(mode: Mode) -> (Simulator, Context) {
-    let simulator = Simulator::new((mode.sim)());
-    let chip = Chip::of(simulator.open().unwrap().info()).unwrap();
-    let options = Options { workers: mode.workers, ..Options::default() };
-    let context = Context::open(&simulator, &chip, options).unwrap();
-    (simulator, context)
+pub(crate) fn context(mode: Mode) -> (Place, Context) {
+    place::open((mode.sim)(), Options { workers: mode.workers, ..Options::default() })
 }
