@@ -13,6 +13,7 @@ pub(crate) mod machine;
 mod needed;
 pub(crate) mod qemu;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -32,6 +33,9 @@ pub(crate) enum Action {
     Up,
     /// Runs a command line of the board's shell, with the patched driver loaded.
     Run {
+        /// Files that the board has in `/board`.
+        #[arg(long, value_name = "FILE")]
+        with: Vec<PathBuf>,
         /// The words of the command.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
@@ -81,8 +85,8 @@ pub(crate) fn run(action: &Action) -> Result<ExitCode> {
             Machine::start(&guest::interactive()?, qemu::MEMORY)?.pass_through(Input::Terminal)?;
             Ok(ExitCode::SUCCESS)
         }
-        Action::Run { command } => {
-            let boot = guest::command(&command.join(" "))?;
+        Action::Run { with, command } => {
+            let boot = guest::command(&command.join(" "), with)?;
             let status = Machine::start(&boot, qemu::MEMORY)?.pass_through(Input::Nothing)?;
             Ok(if status == Some(0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }

@@ -61,7 +61,8 @@ pub(crate) struct Boot {
 /// What the guest's first program does after it has loaded what it needs.
 enum Work<'a> {
     Shell,
-    Command(&'a str),
+    /// A command line, and files that it needs.
+    Command(&'a str, &'a [PathBuf]),
     Tests(&'a Plan),
 }
 
@@ -114,12 +115,12 @@ pub(crate) fn interactive() -> Result<Boot> {
     boot("up", &Work::Shell)
 }
 
-/// An initramfs that runs a command line.
+/// An initramfs that runs a command line, with further files beside the board's programs.
 ///
 /// # Errors
-/// As [`interactive`].
-pub(crate) fn command(line: &str) -> Result<Boot> {
-    boot("run", &Work::Command(line))
+/// As [`interactive`], a file that is none.
+pub(crate) fn command(line: &str, with: &[PathBuf]) -> Result<Boot> {
+    boot("run", &Work::Command(line, with))
 }
 
 /// An initramfs that runs tests.
@@ -163,7 +164,7 @@ fn boot(name: &str, work: &Work<'_>) -> Result<Boot> {
     need::require(&needs())?;
     let (line, drivers, crowd) = match work {
         Work::Tests(plan) => (plan.line.clone(), plan.drivers.clone(), plan.crowd.clone()),
-        Work::Shell | Work::Command(_) => (Line::named(kmod::LINE), drivers(), ROUNDS.to_string()),
+        Work::Shell | Work::Command(..) => (Line::named(kmod::LINE), drivers(), ROUNDS.to_string()),
     };
     let image = archive::unpacked("linux-arm64", &Pin::list(Kernel::of(&line)?.image)?)?;
     let folder = step::target().join("board");
@@ -176,7 +177,13 @@ fn boot(name: &str, work: &Work<'_>) -> Result<Boot> {
     let say = |name: &str, text: &str| fs::write(root.join("board").join(name), format!("{text}\n"));
     match work {
         Work::Shell => say("mode", "shell")?,
-        Work::Command(line) => say("mode", "command").and_then(|()| say("command", line))?,
+        Work::Command(line, with) => {
+            say("mode", "command").and_then(|()| say("command", line))?;
+            for file in *with {
+                let name = file.file_name().with_context(|| format!("{} is no file", file.display()))?;
+                copy(file, &root.join("board").join(name))?;
+            }
+        }
         Work::Tests(plan) => say("mode", "tests").and_then(|()| say("plan", &plan.steps.join("\n")))?,
     }
     say("crowd", &crowd)?;
