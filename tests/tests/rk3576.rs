@@ -26,7 +26,7 @@ struct Posing {
 }
 
 impl Posing {
-    fn new(simulator: &Simulator, chip: &Chip) -> Arc<dyn Device> {
+    fn open(simulator: &Simulator, chip: &Chip) -> Arc<dyn Device> {
         let inner = simulator.open().unwrap();
         let info = DriverInfo { compatible: Some(chip.layout.compatible().into()), ..inner.info().clone() };
         Arc::new(Self { inner, info })
@@ -105,7 +105,7 @@ fn a_device_that_is_another_chip_is_refused_by_name() {
 /// Runs `work` for one chip on a simulator of the other, and tells the fault.
 fn on_the_other(chip: &Chip, sim: Sim, work: impl Fn(&mut Context) -> Result<RunReport, RunError>) -> String {
     let simulator = Simulator::new(sim);
-    let device = Posing::new(&simulator, chip);
+    let device = Posing::open(&simulator, chip);
     let mut context = Context::new(&[device], chip, Options::default()).unwrap();
     assert!(matches!(work(&mut context), Err(RunError::Untrusted { .. })));
     simulator.faults()[0].fault.to_string()

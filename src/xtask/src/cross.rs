@@ -21,7 +21,7 @@ const SOURCES: &str = "\
 7b76db5b880a77f9e52975d2baa6209d2f76d2c9c2789515c3088cb960e2c83b  pool/main/r/rustc/rust-src_1.95.0+dfsg1-2~bpo13+1_all.deb
 ";
 
-/// What [`test`] is called.
+/// What [`test()`] is called.
 const TESTS: &str = "the NPU library on the boards' processor";
 /// TIMEOUT: a cold build with the standard library stays under ten minutes on two cores; three times that.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -75,10 +75,10 @@ pub(crate) fn test(counts: &mut Counts) -> Result<()> {
     step::tests(TESTS, command, LIMIT, counts)
 }
 
-/// As [`test`], alone.
+/// As [`test()`], alone.
 ///
 /// # Errors
-/// As [`test`].
+/// As [`test()`].
 pub(crate) fn run_tests() -> Result<ExitCode> {
     let mut counts = Counts::default();
     test(&mut counts)?;
