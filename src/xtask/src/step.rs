@@ -49,6 +49,11 @@ impl fmt::Display for Counts {
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(workspace()).env("PATH", search_path());
+    // What cargo told us of this package: build scripts that watch it would run again, and with them half of the
+    // dependencies, whenever cargo was started by hand in between.
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("CARGO_PKG_")) {
+        command.env_remove(name);
+    }
     command
 }
 
