@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,12 +10,11 @@ use api::dbus::{GPU_DEVICE, GPU_NAME, GPU_ROOT, MANAGE_LANGUAGE_MODELS, language
 use api::tensor::Priority;
 use api::text::{Chat, ChatOptions, Message, Role};
 use api::{ErrorCode, Failure, Result};
-use kit::bus::{Authority, Clients, Found, JobHandle, Jobs, WireOptions, no_options};
+use kit::bus::{Authority, Clients, Found, JobHandle, Jobs, WireOptions, absolute, no_options};
 use kit::thermal::Level;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Mutex, watch};
 use tracing::Instrument as _;
-use zbus::fdo::RequestNameFlags;
 use zbus::message::Header;
 use zbus::object_server::SignalEmitter;
 use zbus::wire::OwnedVariant;
@@ -54,8 +52,7 @@ impl Server {
         objects.at(GPU_ROOT, Models { server: server.clone() }).await?;
         objects.at(GPU_DEVICE, Device { service: server.service.clone() }).await?;
         server.sync().await?;
-        // By default, a second daemon would take the name away from the first.
-        let name = server.connection.request_name_with_flags(GPU_NAME, RequestNameFlags::DO_NOT_QUEUE).await;
+        let name = kit::bus::own(&server.connection, GPU_NAME).await;
         name.with_context(|| format!("own the bus name {GPU_NAME}"))?;
         Ok(server)
     }
@@ -148,10 +145,7 @@ impl Models {
         #[zbus(header)] call: Header<'_>,
     ) -> Result<OwnedObjectPath> {
         no_options(&options)?;
-        let file = PathBuf::from(path);
-        if !file.is_absolute() {
-            return Err(Failure::invalid_args(format!("{} is not an absolute path", file.display())));
-        }
+        let file = absolute(path)?;
         self.server.authority.check(&call, MANAGE_LANGUAGE_MODELS).await?;
         let client = call.sender().map(|name| name.as_str().to_owned());
         let job = self.server.jobs.create("load-model", MANAGE_LANGUAGE_MODELS, client).await?;

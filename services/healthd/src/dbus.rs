@@ -7,7 +7,6 @@ use api::dbus::{CREATE_SUPPORT_BUNDLE, HEALTH_NAME, HEALTH_ROOT, RUN_SELF_TEST, 
 use api::{ErrorCode, Failure, Result};
 use kit::bus::{Authority, Clients, Found, JobHandle, Jobs, WireOptions, no_options};
 use tokio::sync::mpsc;
-use zbus::fdo::RequestNameFlags;
 use zbus::message::Header;
 use zbus::wire::{OwnedFd, OwnedVariant};
 use zbus::{Connection, OwnedObjectPath, Variant};
@@ -50,8 +49,7 @@ impl Server {
         let health = Health { view: view.clone(), config: Arc::clone(config), jobs, authority, orders };
         connection.object_server().at(HEALTH_ROOT, zbus::fdo::ObjectManager).await?;
         connection.object_server().at(HEALTH_ROOT, health).await?;
-        // By default, a second daemon would take the name away from the first.
-        connection.request_name_with_flags(HEALTH_NAME, RequestNameFlags::DO_NOT_QUEUE).await?;
+        kit::bus::own(&connection, HEALTH_NAME).await?;
         Ok(Self { connection, view, incidents: VecDeque::new() })
     }
 

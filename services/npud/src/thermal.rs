@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use engine::ThermalLevel;
-use kit::thermal::{Follower, Level, Marks};
+use kit::thermal::{Follower, Heat, Level, Marks};
 use serve::dbus::Server;
 use tracing::{info, warn};
 use zbus::Connection;
@@ -13,22 +13,14 @@ pub(crate) async fn watch(marks: &Marks, server: &Server, bus: &Connection) -> R
     if !follower.has_zone() {
         warn!(zone = marks.zone, "this machine has no such thermal zone, only the health daemon can say how hot it is");
     }
-    let mut level = Level::Normal;
-    let mut blind = false;
     loop {
         match follower.next().await {
-            Ok((next, told)) => {
-                blind = false;
-                if next != level {
-                    info!(?level, ?next, told, "thermal level changes");
-                    server.set_thermal_level(engine_level(next)).await?;
-                    level = next;
-                }
+            Heat::Changed { before, level, told } => {
+                info!(level = ?before, next = ?level, told, "thermal level changes");
+                server.set_thermal_level(engine_level(level)).await?;
             }
-            Err(error) => {
-                if !std::mem::replace(&mut blind, true) {
-                    warn!(%error, ?level, "the temperature cannot be read, the level stays");
-                }
+            Heat::Unknown { level, error } => {
+                warn!(%error, ?level, "the temperature cannot be read, the level stays");
             }
         }
     }

@@ -4,7 +4,6 @@ use api::dbus::{FACTORY_RESET, INSTALL_UPDATES, UPDATE_NAME, UPDATE_ROOT};
 use api::{ErrorCode, Failure, Result};
 use kit::bus::{Authority, Clients, Found, JobHandle, Jobs, WireOptions, no_options};
 use tokio::sync::watch;
-use zbus::fdo::RequestNameFlags;
 use zbus::message::Header;
 use zbus::object_server::InterfaceRef;
 use zbus::{Connection, OwnedObjectPath, Variant};
@@ -46,11 +45,7 @@ pub(crate) async fn serve(
     let store = ModelStore { models, jobs: jobs.clone(), authority: authority.clone() };
     server.at(UPDATE_ROOT, store).await?;
     server.at(UPDATE_ROOT, Update { handle, jobs, authority }).await?;
-    // By default, a second daemon would take the name away from the first.
-    connection
-        .request_name_with_flags(UPDATE_NAME, RequestNameFlags::DO_NOT_QUEUE)
-        .await
-        .with_context(|| format!("own the name {UPDATE_NAME}"))?;
+    kit::bus::own(&connection, UPDATE_NAME).await.with_context(|| format!("own the name {UPDATE_NAME}"))?;
     let object = server.interface::<_, Update>(UPDATE_ROOT).await?;
     let store = server.interface::<_, ModelStore>(UPDATE_ROOT).await?;
     ready();

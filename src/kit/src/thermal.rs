@@ -84,6 +84,27 @@ impl Marks {
     }
 }
 
+/// What a [`Follower`] noticed.
+#[derive(Debug)]
+pub enum Heat {
+    /// The level is another one.
+    Changed {
+        /// The level before.
+        before: Level,
+        /// The level.
+        level: Level,
+        /// Whether the health daemon said so.
+        told: bool,
+    },
+    /// The zone cannot be read any more; the level stays.
+    Unknown {
+        /// The level.
+        level: Level,
+        /// Why.
+        error: io::Error,
+    },
+}
+
 /// Follows the level: as the health daemon says where there is one, else by a zone of its own.
 #[derive(Debug)]
 pub struct Follower {
@@ -91,6 +112,8 @@ pub struct Follower {
     zone: Option<PathBuf>,
     health: Health1Proxy<'static>,
     level: Level,
+    /// The zone could not be read at the last look.
+    blind: bool,
     tick: Interval,
 }
 
@@ -103,7 +126,8 @@ impl Follower {
         // Without a cache: a daemon that went away must not be believed for ever.
         let health = Health1Proxy::builder(bus).cache_properties(zbus::proxy::CacheProperties::No).build().await?;
         let zone = find_zone(Path::new(ZONES), &marks.zone);
-        Ok(Self { marks: marks.clone(), zone, health, level: Level::Normal, tick: tokio::time::interval(PERIOD) })
+        let tick = tokio::time::interval(PERIOD);
+        Ok(Self { marks: marks.clone(), zone, health, level: Level::Normal, blind: false, tick })
     }
 
     /// Whether the machine has the zone.
@@ -111,21 +135,34 @@ impl Follower {
         self.zone.is_some()
     }
 
-    /// The level, once a second, and whether the health daemon said it. Where nobody knows it is normal: what nobody can
-    /// confirm must not refuse requests for ever.
-    ///
-    /// # Errors
-    /// Where the zone cannot be read now; the level stays.
-    pub async fn next(&mut self) -> io::Result<(Level, bool)> {
-        self.tick.tick().await;
-        let told = tokio::time::timeout(PATIENCE, self.health.thermal_level()).await;
-        let told = told.ok().and_then(Result::ok).and_then(|name| Level::parse(&name));
-        self.level = match (told, &self.zone) {
-            (Some(level), _) => level,
-            (None, Some(zone)) => self.marks.next_level(self.level, read_celsius(zone)?),
-            (None, None) => Level::Normal,
+    /// Looks once a second, until there is something to say. The level is normal at first, and where nobody knows it: what
+    /// nobody can confirm must not refuse requests for ever.
+    pub async fn next(&mut self) -> Heat {
+        loop {
+            self.tick.tick().await;
+            let told = tokio::time::timeout(PATIENCE, self.health.thermal_level()).await;
+            let told = told.ok().and_then(Result::ok).and_then(|name| Level::parse(&name));
+            if let Some(heat) = self.look(told) {
+                return heat;
+            }
+        }
+    }
+
+    /// One look, after what the health daemon told.
+    fn look(&mut self, told: Option<Level>) -> Option<Heat> {
+        let level = match (told, &self.zone) {
+            (Some(level), _) => Ok(level),
+            (None, Some(zone)) => read_celsius(zone).map(|celsius| self.marks.next_level(self.level, celsius)),
+            (None, None) => Ok(Level::Normal),
         };
-        Ok((self.level, told.is_some()))
+        let was_blind = std::mem::replace(&mut self.blind, level.is_err());
+        match level {
+            Ok(level) => {
+                let before = std::mem::replace(&mut self.level, level);
+                (level != before).then_some(Heat::Changed { before, level, told: told.is_some() })
+            }
+            Err(error) => (!was_blind).then_some(Heat::Unknown { level: self.level, error }),
+        }
     }
 }
 

@@ -5,11 +5,13 @@ mod clients;
 mod job;
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 
 use api::{Failure, Result};
 use serde::Deserialize;
-use zbus::connection;
+use zbus::fdo::RequestNameFlags;
 use zbus::wire::OwnedVariant;
+use zbus::{Connection, connection};
 
 pub use authority::Authority;
 pub use clients::Clients;
@@ -39,8 +41,29 @@ impl Bus {
     }
 }
 
+/// Takes a name of the bus for as long as the connection lasts. By default, a second daemon would take it away from the
+/// first.
+///
+/// # Errors
+/// Where somebody else has it, or may alone.
+pub async fn own(connection: &Connection, name: &'static str) -> zbus::Result<()> {
+    connection.request_name_with_flags(name, RequestNameFlags::DO_NOT_QUEUE).await.map(drop)
+}
+
 /// Options as a method receives them.
 pub type WireOptions = HashMap<String, OwnedVariant>;
+
+/// A path that a client names, which must not depend on where the daemon runs.
+///
+/// # Errors
+/// `InvalidArgs` for a relative one.
+pub fn absolute(path: String) -> Result<PathBuf> {
+    let path = PathBuf::from(path);
+    match path.is_absolute() {
+        true => Ok(path),
+        false => Err(Failure::invalid_args(format!("{} is not an absolute path", path.display()))),
+    }
+}
 
 /// Refuses every option: for methods that know none.
 ///

@@ -19,7 +19,6 @@ use engine::{Engine, Event, ModelInfo, ThermalLevel};
 use kit::bus::{Authority, Clients, Jobs};
 use tokio::sync::Mutex;
 use tokio::sync::broadcast::error::RecvError;
-use zbus::fdo::RequestNameFlags;
 use zbus::object_server::SignalEmitter;
 use zbus::{Connection, connection};
 
@@ -56,8 +55,7 @@ impl Server {
         let server = Self { connection, engine, objects, clients };
         server.serve().await.map_err(Error::Bus)?;
         let name = |source| Error::Name { name: NPU_NAME, source };
-        // By default, a second daemon would take the name away from the first.
-        server.connection.request_name_with_flags(NPU_NAME, RequestNameFlags::DO_NOT_QUEUE).await.map_err(name)?;
+        kit::bus::own(&server.connection, NPU_NAME).await.map_err(name)?;
         Ok(server)
     }
 

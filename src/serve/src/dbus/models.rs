@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use api::Result;
 use api::dbus::{MANAGE_MODELS, model_path};
-use api::{Failure, Result};
 use engine::Engine;
-use kit::bus::{Authority, Found, JobHandle, Jobs, WireOptions, no_options};
+use kit::bus::{Authority, Found, JobHandle, Jobs, WireOptions, absolute, no_options};
 use zbus::OwnedObjectPath;
 use zbus::message::Header;
 
@@ -32,10 +32,7 @@ impl Models {
         #[zbus(header)] call: Header<'_>,
     ) -> Result<OwnedObjectPath> {
         no_options(&options)?;
-        let folder = PathBuf::from(path);
-        if !folder.is_absolute() {
-            return Err(Failure::invalid_args(format!("{} is not an absolute path", folder.display())));
-        }
+        let folder = absolute(path)?;
         self.authority.check(&call, MANAGE_MODELS).await?;
         let client = call.sender().map(|name| name.as_str().to_owned());
         let job = self.jobs.create("load-model", MANAGE_MODELS, client).await?;
