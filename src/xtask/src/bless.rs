@@ -26,5 +26,5 @@ pub(crate) fn run(packages: &[String]) -> Result<ExitCode> {
     let mut counts = Counts::default();
     step::tests("golden tests", command, TESTS, &mut counts)?;
     println!("\n{counts}; see `git diff` for what changed");
-    Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(counts.exit_code())
 }

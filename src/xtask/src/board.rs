@@ -55,8 +55,8 @@ pub(crate) enum Action {
         #[arg(long, default_value_t = qemu::MEMORY, value_parser = memory())]
         memory: u32,
     },
-    /// For each patch: on its line's kernel, a driver without it does not pass the check that `kernel-patches/README.md` names. What takes the
-    /// kernel down ends the run, and is named alone.
+    /// For each patch: on its line's kernel, a driver without it does not pass the check that `kernel-patches/README.md`
+    /// names. What takes the kernel down ends the run, and is named alone.
     Needed {
         /// The line of the patches.
         #[arg(long, default_value = kmod::LINE)]
@@ -114,7 +114,7 @@ fn count(plan: &Plan, memory: u32, seconds: u32) -> Result<ExitCode> {
     let limit = LIMIT + 2 * Duration::from_secs(60) * seconds;
     test(plan, memory, limit, &mut counts)?;
     println!("\n{counts}");
-    Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(counts.exit_code())
 }
 
 /// As a part of all tests: the shortest crowd, and skipped where the board cannot be had.

@@ -21,7 +21,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     rules.args(["test", "--workspace", "--all-features", "--test", "imports", "--test", "hygiene"]);
     step::tests("import rules", rules, LINTS, &mut counts)?;
     println!("\n{counts}");
-    Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(counts.exit_code())
 }
 
 /// Format and lints.

@@ -83,7 +83,7 @@ pub(crate) fn run_tests() -> Result<ExitCode> {
     let mut counts = Counts::default();
     test(&mut counts)?;
     println!("\n{counts}");
-    Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(counts.exit_code())
 }
 
 /// `cargo VERB` for the boards, and the folder that it fills.

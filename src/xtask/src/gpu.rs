@@ -63,7 +63,7 @@ pub(crate) fn run(action: &Action) -> Result<ExitCode> {
             llama::check(&mut counts)?;
             bench::all(&mut counts);
             println!("\n{counts}");
-            Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            Ok(counts.exit_code())
         }
         Action::Shaders { all } => {
             need::require(NEEDS)?;
@@ -72,7 +72,7 @@ pub(crate) fn run(action: &Action) -> Result<ExitCode> {
             llama::check(&mut counts)?;
             shaders::all(*all, &mut counts);
             println!("\n{counts}");
-            Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            Ok(counts.exit_code())
         }
         Action::Compare { names } => llama::compare(names),
         Action::Shell { line } => {

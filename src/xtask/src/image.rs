@@ -100,7 +100,7 @@ pub(crate) fn run(action: &Action) -> Result<ExitCode> {
             let mut counts = Counts::default();
             test(&mut counts)?;
             println!("{counts}");
-            return Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            return Ok(counts.exit_code());
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -7,7 +7,7 @@
 //! ```
 
 use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::Hash;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,7 +32,7 @@ pub(crate) struct Kernel {
     /// Its headers, what kbuild runs on this machine, and the C library that was linked with.
     headers: &'static str,
     /// The kernel and its modules.
-    pub(crate) image: &'static str,
+    image: &'static str,
     /// The kernel's place in them.
     pub(crate) place: &'static str,
     /// Whether its DRM core knows accelerators. One that does not is built anew.
@@ -80,6 +80,14 @@ impl Kernel {
     pub(crate) fn of(line: &Line) -> Result<&'static Self> {
         let found = KERNELS.iter().find(|kernel| kernel.line == line.name);
         found.with_context(|| format!("there is no kernel of line {}", line.name))
+    }
+
+    /// Where it is unpacked, in the cache.
+    ///
+    /// # Errors
+    /// What cannot be fetched.
+    pub(crate) fn unpacked(&self) -> Result<PathBuf> {
+        archive::unpacked("linux-arm64", &Pin::list(self.image)?)
     }
 
     /// `7.3.4+deb13`, as Debian names what is the same on every machine.
@@ -131,9 +139,7 @@ pub(crate) fn rocket(line: &Line, driver: Driver) -> Result<PathBuf> {
         Driver::Without(number) => line.without(number)?,
         Driver::Stock | Driver::Patched => line.clone(),
     };
-    let mut hasher = DefaultHasher::new();
-    (CODE, SETTINGS, compiler()?, driver).hash(&mut hasher);
-    let key = format!("{}-{:016x}", line.key()?, hasher.finish());
+    let key = format!("{}-{}", line.key()?, archive::key(&(CODE, SETTINGS, compiler()?, driver)));
     let folder = archive::once(&need::cache()?.join("kmod").join(key), |folder| {
         let tree = match driver {
             Driver::Stock => line.base_tree()?,
@@ -157,9 +163,7 @@ pub(crate) fn rocket(line: &Line, driver: Driver) -> Result<PathBuf> {
 /// What cannot be fetched, a build that fails.
 pub(crate) fn drm(line: &Line) -> Result<PathBuf> {
     let kernel = Kernel::of(line)?;
-    let mut hasher = DefaultHasher::new();
-    (CODE, SETTINGS, compiler()?, line.text("base")?).hash(&mut hasher);
-    let name = format!("drm-{}-{:016x}", line.name, hasher.finish());
+    let name = format!("drm-{}-{}", line.name, archive::key(&(CODE, SETTINGS, compiler()?, line.text("base")?)));
     // The sources keep their places: they include each other by them.
     let place = "drivers/gpu/drm";
     let folder = archive::once(&need::cache()?.join("kmod").join(name), |folder| {
@@ -239,9 +243,8 @@ fn lay_out(kernel: &Kernel, tree: &Path, folder: &Path) -> Result<()> {
 
 /// Debian's headers in the cache, with kbuild's programs made to run on this machine.
 fn headers(kernel: &Kernel) -> Result<PathBuf> {
-    let mut hasher = DefaultHasher::new();
-    (kernel.headers, MODPOST).hash(&mut hasher);
-    let folder = need::cache()?.join("linux-headers").join(format!("{}-{:016x}", kernel.release, hasher.finish()));
+    let name = format!("{}-{}", kernel.release, archive::key(&(kernel.headers, MODPOST)));
+    let folder = need::cache()?.join("linux-headers").join(name);
     let folder = archive::once(&folder, |folder| {
         for package in Pin::list(kernel.headers)? {
             let file = archive::fetch(&package)?;

@@ -102,7 +102,7 @@ pub(crate) fn run(action: Action) -> Result<ExitCode> {
             need::require(&NEEDS)?;
             let mut counts = Counts::default();
             test(&mut counts)?;
-            Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            Ok(counts.exit_code())
         }
     }
 }

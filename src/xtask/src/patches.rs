@@ -37,7 +37,7 @@ pub(crate) fn run() -> Result<ExitCode> {
         builds(&line, &mut counts);
     }
     println!("\n{counts}");
-    Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(counts.exit_code())
 }
 
 /// The part of `cargo xtask test`: without the archive, or the compiler, what needs them is skipped.

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::io::{BufRead, BufReader, IsTerminal};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -36,6 +36,11 @@ impl Counts {
     /// Whether nothing failed.
     pub(crate) fn succeeded(&self) -> bool {
         self.failed == 0
+    }
+
+    /// How a command ends that has counted.
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        if self.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     need::require(&NEEDS)?;
     let mut counts = Counts::default();
     test(&mut counts)?;
-    Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(counts.exit_code())
 }
 
 /// The test, with what it needs.

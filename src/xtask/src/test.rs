@@ -20,6 +20,9 @@ use crate::{board, bootloader, check, cross, fuzz, gpu, image, llama, patches, t
 /// TIMEOUT: each part of a cold run stays under 15 minutes on two cores; twice that.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 
+/// A part that is named twice.
+const MESAS_DRIVER: &str = "Mesa's driver on the simulator";
+
 /// Test files that need more than a Rust toolchain.
 const NEEDS: &[(&str, &[Need])] = &[
     ("authority", &[BUS, BUSCTL, POLKIT, SLOTS]),
@@ -52,7 +55,7 @@ pub(crate) fn run(quick: bool) -> ExitCode {
     part(&mut counts, crates);
     part(&mut counts, cross::test);
     part(&mut counts, |counts| across_crates(&missing, counts));
-    part(&mut counts, |counts| language_models(&missing, counts));
+    part(&mut counts, |counts| with("gpud with llama.cpp", &llama::NEEDS, llama::test, &missing, counts));
     part(&mut counts, bootloader::test);
     part(&mut counts, patches::test);
     part(&mut counts, gpu::test);
@@ -62,30 +65,27 @@ pub(crate) fn run(quick: bool) -> ExitCode {
     part(&mut counts, image::story::test);
     if quick {
         counts.skip("fuzzing", "left out by --quick");
-        counts.skip("Mesa's driver on the simulator", "left out by --quick");
+        counts.skip(MESAS_DRIVER, "left out by --quick");
     } else {
-        part(&mut counts, |counts| mesas_driver(&missing, counts));
+        part(&mut counts, |counts| with(MESAS_DRIVER, &teflon::NEEDS, teflon::test, &missing, counts));
         part(&mut counts, fuzz::run);
     }
     report(&counts);
-    if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    counts.exit_code()
 }
 
-fn mesas_driver(missing: &[Need], counts: &mut Counts) -> Result<()> {
-    match missing.iter().find(|need| teflon::NEEDS.contains(need)) {
-        None => teflon::test(counts),
+/// Runs a part, unless something that it needs is missing.
+fn with(
+    what: &str,
+    needs: &[Need],
+    test: fn(&mut Counts) -> Result<()>,
+    missing: &[Need],
+    counts: &mut Counts,
+) -> Result<()> {
+    match missing.iter().find(|need| needs.contains(need)) {
+        None => test(counts),
         Some(need) => {
-            counts.skip("Mesa's driver on the simulator", &format!("needs {}", need.name));
-            Ok(())
-        }
-    }
-}
-
-fn language_models(missing: &[Need], counts: &mut Counts) -> Result<()> {
-    match missing.iter().find(|need| llama::NEEDS.contains(need)) {
-        None => llama::test(counts),
-        Some(need) => {
-            counts.skip("gpud with llama.cpp", &format!("needs {}", need.name));
+            counts.skip(what, &format!("needs {}", need.name));
             Ok(())
         }
     }

@@ -5,7 +5,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -53,7 +52,7 @@ pub(crate) fn run(action: Action) -> Result<ExitCode> {
             let mut counts = Counts::default();
             test(&mut counts)?;
             println!("{counts}");
-            Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            Ok(counts.exit_code())
         }
     }
 }
@@ -212,9 +211,8 @@ fn server_is_tested() -> Result<()> {
 /// An interpreter with the packages, in the user's cache.
 fn python() -> Result<PathBuf> {
     let requirements = step::workspace().join(PACKAGES);
-    let mut hasher = DefaultHasher::new();
-    read(PACKAGES)?.hash(&mut hasher);
-    let folder = archive::once(&need::cache()?.join(format!("python-yocto-{:016x}", hasher.finish())), |folder| {
+    let name = format!("python-yocto-{}", archive::key(&read(PACKAGES)?));
+    let folder = archive::once(&need::cache()?.join(name), |folder| {
         kernel::succeed(Command::new("python3").args(["-m", "venv", "--clear"]).arg(folder))?;
         let mut pip = Command::new(folder.join("bin/python"));
         kernel::succeed(pip.args(["-m", "pip", "install", "--quiet", "--requirement"]).arg(&requirements))

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::qemu;
 use crate::archive::{self, Pin};
@@ -142,7 +142,7 @@ pub(crate) fn peer() -> PathBuf {
 /// What cannot be fetched.
 pub(crate) fn kernel() -> Result<(PathBuf, PathBuf)> {
     let kernel = Kernel::of(&Line::named(kmod::LINE))?;
-    let image = archive::unpacked("linux-arm64", &Pin::list(kernel.image)?)?;
+    let image = kernel.unpacked()?;
     Ok((image.join(kernel.place), image.join("usr/lib/modules").join(kernel.release)))
 }
 
@@ -166,7 +166,8 @@ fn boot(name: &str, work: &Work<'_>) -> Result<Boot> {
         Work::Tests(plan) => (plan.line.clone(), plan.drivers.clone(), plan.crowd.clone()),
         Work::Shell | Work::Command(..) => (Line::named(kmod::LINE), drivers(), ROUNDS.to_string()),
     };
-    let image = archive::unpacked("linux-arm64", &Pin::list(Kernel::of(&line)?.image)?)?;
+    let kernel = Kernel::of(&line)?;
+    let image = kernel.unpacked()?;
     let folder = step::target().join("board");
     let (root, archive) = (folder.join(name), folder.join(format!("{name}.cpio")));
     let _ = fs::remove_dir_all(&root);
@@ -188,13 +189,13 @@ fn boot(name: &str, work: &Work<'_>) -> Result<Boot> {
     }
     say("crowd", &crowd)?;
     for (name, driver) in drivers {
-        strip(&kmod::rocket(&line, driver)?, &root.join(format!("modules/rocket-{name}.ko")))?;
+        unpack_module(&kmod::rocket(&line, driver)?, &root.join(format!("modules/rocket-{name}.ko")))?;
     }
     if matches!(work, Work::Tests(plan) if plan.has_service()) {
         expectations(&root)?;
     }
     pack(&root, &archive)?;
-    Ok(Boot { kernel: image.join(Kernel::of(&line)?.place), initramfs: archive })
+    Ok(Boot { kernel: image.join(kernel.place), initramfs: archive })
 }
 
 /// What is not ours: shell, bus.
@@ -220,21 +221,24 @@ fn modules(line: &Line, image: &Path, into: &Path) -> Result<()> {
     for module in MODULES {
         let name = module.rsplit('/').next().unwrap_or(module);
         order.push_str(&format!("{name}\n"));
-        let to = into.join(format!("{name}.ko"));
-        if name == "drm" && !kernel.has_accelerators {
-            strip(&kmod::drm(line)?, &to)?;
-            continue;
-        }
-        let packed = from.join(format!("{module}.ko.xz"));
-        let mut unpack = Command::new("xz");
-        let unpack = unpack.args(["--decompress", "--stdout"]).arg(&packed);
-        let output = unpack.output().context("xz cannot be started")?;
-        if !output.status.success() {
-            bail!("{} cannot be unpacked", packed.display());
-        }
-        fs::write(to, output.stdout)?;
+        let own = name == "drm" && !kernel.has_accelerators;
+        let from = if own { kmod::drm(line)? } else { from.join(format!("{module}.ko.xz")) };
+        unpack_module(&from, &into.join(format!("{name}.ko")))?;
     }
     Ok(fs::write(into.join("order"), order)?)
+}
+
+/// Copies a module without what debuggers read; Debian's are packed.
+///
+/// # Errors
+/// A file that is none.
+pub(crate) fn unpack_module(from: &Path, to: &Path) -> Result<()> {
+    if from.extension().is_some_and(|extension| extension == "xz") {
+        let xz = Command::new("xz").args(["--decompress", "--stdout"]).arg(from).stdout(fs::File::create(to)?).status();
+        ensure!(xz.context("xz cannot be started")?.success(), "{} cannot be unpacked", from.display());
+        return Ok(());
+    }
+    strip(from, to)
 }
 
 /// A shell with its tools, which needs nothing else.
@@ -281,10 +285,7 @@ fn copy_tree(from: &Path, to: &Path) -> Result<()> {
 }
 
 /// Copies a program or module without what debuggers read.
-///
-/// # Errors
-/// A file that is none.
-pub(crate) fn strip(from: &Path, to: &Path) -> Result<()> {
+fn strip(from: &Path, to: &Path) -> Result<()> {
     kernel::succeed(Command::new("aarch64-linux-gnu-strip").args(["--strip-debug", "-o"]).arg(to).arg(from))
 }
 

@@ -4,7 +4,6 @@
 //! one. That library is bound to the version whose headers it was built with.
 
 use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -87,9 +86,8 @@ fn check_version(says: &str) -> Result<()> {
 pub(crate) fn device() -> Result<PathBuf> {
     let source = step::workspace().join(DEVICE);
     let text = fs::read_to_string(&source).with_context(|| format!("{DEVICE} cannot be read"))?;
-    let mut hasher = DefaultHasher::new();
-    (text, VERSION, SOURCE, CONFIGURATION).hash(&mut hasher);
-    let folder = need::cache()?.join("qemu-device").join(format!("{:016x}", hasher.finish()));
+    let key = archive::key(&(text, VERSION, SOURCE, CONFIGURATION));
+    let folder = need::cache()?.join("qemu-device").join(key);
     let folder = archive::once(&folder, |folder| {
         let headers = headers()?;
         let flags = kernel::printed(Command::new("pkg-config").args(["--cflags", "glib-2.0"]))?;
@@ -107,9 +105,7 @@ pub(crate) fn device() -> Result<PathBuf> {
 /// QEMU's headers, with those that its build makes.
 fn headers() -> Result<PathBuf> {
     let pin = Pin::parse(SOURCE)?;
-    let mut hasher = DefaultHasher::new();
-    (SOURCE, CONFIGURATION).hash(&mut hasher);
-    archive::once(&need::cache()?.join("qemu-headers").join(format!("{:016x}", hasher.finish())), |folder| {
+    archive::once(&need::cache()?.join("qemu-headers").join(archive::key(&(SOURCE, CONFIGURATION))), |folder| {
         let mut tar = Command::new("tar");
         tar.arg("--extract").arg("--file").arg(archive::fetch(&pin)?).arg("--directory").arg(folder);
         tar.args(["--strip-components=1", "--wildcards", "*/include", "*/scripts/qapi*", "*/qapi", "*/VERSION"]);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 
 use super::journal::{Journal, Origin};
+use super::outside::opened;
 use crate::board::machine::Machine;
 use crate::board::qemu;
 
@@ -19,8 +20,6 @@ const ANSWER: Duration = START;
 /// How often it is tried whether the shell is there.
 // TIMEOUT: it costs the machine a line.
 const AGAIN: Duration = Duration::from_secs(10);
-/// QEMU opens its sockets at once.
-const OPEN: Duration = Duration::from_secs(60);
 
 /// The machine. It ends with this.
 #[derive(Debug)]
@@ -60,7 +59,7 @@ impl Guest {
         let mut qemu = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("QEMU cannot be started")?;
         // PANIC: the line above asked for the pipe.
         journal.follow(Origin::Console, qemu.stdout.take().expect("standard output is piped"));
-        let shell = match connect(&socket) {
+        let shell = match opened("QEMU opens no shell", || UnixStream::connect(&socket)) {
             Ok(shell) => shell,
             Err(error) => {
                 let _ = qemu.kill();
@@ -111,16 +110,5 @@ impl Guest {
         let said = said.join("\n").trim().to_owned();
         ensure!(status == 0, "`{line}` in the machine ended with {status}: {said}");
         Ok(said)
-    }
-}
-
-fn connect(socket: &Path) -> Result<UnixStream> {
-    let deadline = Instant::now() + OPEN;
-    loop {
-        match UnixStream::connect(socket) {
-            Ok(stream) => return Ok(stream),
-            Err(error) if Instant::now() >= deadline => return Err(error).context("QEMU opens no shell"),
-            Err(_) => std::thread::sleep(Duration::from_millis(50)),
-        }
     }
 }

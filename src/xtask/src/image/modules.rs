@@ -4,11 +4,11 @@
 //! loaded by an initramfs, before the root is there.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 
 use crate::board::guest;
 use crate::kernel::{Line, printed, succeed};
@@ -82,7 +82,7 @@ impl Modules {
         fs::create_dir_all(folder)?;
         let mut list = String::new();
         for (name, file) in self.with_needed(EARLY)? {
-            unpack(file, &folder.join(format!("{name}.ko")))?;
+            guest::unpack_module(file, &folder.join(format!("{name}.ko")))?;
             list += &format!("{name}\n");
         }
         Ok(fs::write(folder.join("order"), list)?)
@@ -97,7 +97,7 @@ impl Modules {
         let folder = root.join("usr/lib/modules").join(release);
         fs::create_dir_all(&folder)?;
         for (name, file) in self.with_needed(&[EARLY, LATE].concat())? {
-            unpack(file, &folder.join(format!("{name}.ko")))?;
+            guest::unpack_module(file, &folder.join(format!("{name}.ko")))?;
         }
         let mut depmod = Command::new("depmod");
         succeed(depmod.env("PATH", crate::step::search_path()).arg("--basedir").arg(root).arg(release))
@@ -114,16 +114,6 @@ fn walk(folder: &Path, all: &mut BTreeMap<String, PathBuf>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Copies a module without what debuggers read; Debian's are packed.
-fn unpack(from: &Path, to: &Path) -> Result<()> {
-    if from.extension().is_some_and(|extension| extension == "xz") {
-        let xz = Command::new("xz").args(["--decompress", "--stdout"]).arg(from).stdout(File::create(to)?).status();
-        ensure!(xz.context("xz cannot be started")?.success(), "{} cannot be unpacked", from.display());
-        return Ok(());
-    }
-    guest::strip(from, to)
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! What is around the machine: a broker with its clients. The machine reaches it through QEMU's network as [`ADDRESS`].
 
 use std::fs::{self, File};
+use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 
 use super::journal::{Journal, Origin};
 use crate::kernel::succeed;
@@ -16,7 +17,7 @@ use crate::step;
 pub(super) const ADDRESS: &str = "10.0.2.2";
 /// Where answers to requests go.
 pub(super) const REPLIES: &str = "replies/image";
-/// TIMEOUT: a broker listens at once.
+/// TIMEOUT: a broker listens at once, and QEMU too.
 const OPEN: Duration = Duration::from_secs(60);
 
 /// The broker takes a machine for gone that says nothing for 45 seconds, and an emulated processor may take five minutes
@@ -54,7 +55,7 @@ impl Broker {
         mosquitto.env("LD_PRELOAD", CLOCK).env("FAKETIME", SLOWLY);
         mosquitto.arg("-c").arg(&settings).stdout(Stdio::null()).stderr(File::create(folder.join("mosquitto.log"))?);
         broker.processes.push(mosquitto.spawn().context("mosquitto cannot be started")?);
-        broker.await_port()?;
+        opened("mosquitto does not listen", || TcpStream::connect(("127.0.0.1", port)))?;
         let mut listener = broker.client("mosquitto_sub");
         // Not the requests: pictures are no lines.
         listener.args(["-v", "-q", "1", "-t", REPLIES, "-t", "cairn/+/state", "-t", "cairn/+/health/#"]);
@@ -64,15 +65,6 @@ impl Broker {
         journal.follow(Origin::Broker, listener.stdout.take().expect("standard output is piped"));
         broker.processes.push(listener);
         Ok(broker)
-    }
-
-    fn await_port(&self) -> Result<()> {
-        let deadline = Instant::now() + OPEN;
-        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
-            ensure!(Instant::now() < deadline, "mosquitto does not listen");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
     }
 
     fn client(&self, program: &str) -> Command {
@@ -89,6 +81,21 @@ impl Broker {
         let mut publish = self.client("mosquitto_pub");
         publish.args(["-q", "1", "-t", topic, "-D", "publish", "content-type", "image/jpeg"]);
         succeed(publish.args(["-D", "publish", "response-topic", REPLIES, "-f"]).arg(picture))
+    }
+}
+
+/// Connects as soon as somebody listens. `silence`: what it means when nobody does.
+///
+/// # Errors
+/// Nobody who listens in time.
+pub(super) fn opened<T>(silence: &'static str, connect: impl Fn() -> io::Result<T>) -> Result<T> {
+    let deadline = Instant::now() + OPEN;
+    loop {
+        match connect() {
+            Ok(stream) => return Ok(stream),
+            Err(error) if Instant::now() >= deadline => return Err(error).context(silence),
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
     }
 }
 

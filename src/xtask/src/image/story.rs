@@ -52,7 +52,7 @@ pub(super) fn run() -> Result<ExitCode> {
     let mut counts = Counts::default();
     play(&mut counts)?;
     println!("{counts}");
-    Ok(if counts.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(counts.exit_code())
 }
 
 /// As a part of all tests: for whoever asks, as it takes longer than all others together.
