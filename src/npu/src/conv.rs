@@ -80,7 +80,7 @@ impl<'a, T> Image<'a, T> {
         Self::new(values, [steps, 1, channels])
     }
 
-    /// `[h, w, c]`.
+    /// Its values, in that order.
     pub(crate) fn values(&self) -> &'a [T] {
         self.values
     }

@@ -138,7 +138,8 @@ impl Context {
         }
     }
 
-    /// All workers compute at once, or one after the other where cores must not; this thread packs and unpacks for one after the other.
+    /// All workers compute at once, or one after the other where cores must not; this thread packs and unpacks for one after
+    /// the other.
     fn run_parts<T: PoolElement>(
         &mut self,
         plan: &PoolPlan,

@@ -24,9 +24,10 @@ pub(super) type Line = (Duration, String);
 
 /// Lines of a job that did not complete.
 pub(super) fn lines(chip: Layout, core: usize, fault: &Fault) -> Vec<Line> {
-    let (cores, watchdog): (&[_], _) = match chip {
-        Layout::Rk3588 => (&CORES, watchdog(chip)),
-        Layout::Rk3576 => (&RK3576_CORES, watchdog(chip)),
+    let watchdog = watchdog(chip);
+    let cores: &[_] = match chip {
+        Layout::Rk3588 => &CORES,
+        Layout::Rk3576 => &RK3576_CORES,
     };
     // A simulated chip with more cores reuses the names.
     let (npu, iommu) = cores[core % cores.len()];

@@ -31,6 +31,7 @@ pub(crate) const REGISTERS: &[&[&RegisterInfo]] = &[
     core::TABLE,
     first_dpu::CONTROL,
     dpu::VALUES,
+    dpu::LUT,
     dpu::TABLE,
     first_dpu_rdma::CONTROL,
     dpu_rdma::VALUES,
