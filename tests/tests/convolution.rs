@@ -1,4 +1,5 @@
-//! Convolutions of pictures on the simulator, or on a board: a matrix of operation × datatype × shape × path, against exact arithmetic.
+//! Convolutions of pictures on the simulator, or on a board: a matrix of operation × datatype × shape × path, against exact
+//! arithmetic.
 //!
 //! Sums of integers are compared bit by bit. Requantised results may differ by one step where the exact result lies near the
 //! middle of two. Real results are within a bound that follows from the roundings, on random numbers of both signs, and the

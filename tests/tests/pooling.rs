@@ -1,4 +1,5 @@
-//! Pooling and sums on the simulator, or on a board: a matrix of kind × element × window × way of running, against exact arithmetic.
+//! Pooling and sums on the simulator, or on a board: a matrix of kind × element × window × way of running, against exact
+//! arithmetic.
 //!
 //! Maxima and minima are compared bit by bit. Means of integers are compared with the formula of npu-spec 6.2 and with the true
 //! mean, means and sums of half precision with double-precision ones, on random numbers of both signs.

@@ -1,5 +1,5 @@
-//! Transposed convolutions and resizing on the simulator, or on a board, by every route, against a reference that adds each input's kernel
-//! to the output.
+//! Transposed convolutions and resizing on the simulator, or on a board, by every route, against a reference that adds each
+//! input's kernel to the output.
 
 #![allow(clippy::unwrap_used, reason = "everything in this file is a test")]
 

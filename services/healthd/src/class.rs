@@ -1,6 +1,7 @@
 //! What can go wrong, as data: classes of incidents, and the kernel's words by which each is known.
 //!
-//! SOURCE for every format: kernel-lines §1c, read in Linux 6.18.15 and 7.1.8; warnings also in 7.3.4, __warn, kernel/panic.c.
+//! SOURCE for every format: kernel-lines §1c, read in Linux 6.18.15 and 7.1.8; warnings also in 7.3.4, __warn,
+//! kernel/panic.c.
 
 use serde::{Deserialize, Serialize};
 
