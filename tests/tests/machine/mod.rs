@@ -170,9 +170,12 @@ impl Machine {
         self.infer(1).await.unwrap().1
     }
 
+    /// Heats the zone. As in sysfs, nobody ever reads an empty file.
     pub(crate) fn zone(&self, millis: u32) {
         let zone = self.folder.path().join("root/sys/class/thermal/thermal_zone0/temp");
-        fs::write(zone, format!("{millis}\n")).unwrap();
+        let new = zone.with_extension("new");
+        fs::write(&new, format!("{millis}\n")).unwrap();
+        fs::rename(new, zone).unwrap();
     }
 
     pub(crate) async fn incidents(&self) -> Vec<Incident1Proxy<'static>> {
