@@ -214,7 +214,7 @@ async fn a_broken_file_is_refused_with_what_is_wrong() {
 #[ignore = "needs llama-server: cargo xtask llama test"]
 async fn whoever_polkit_does_not_know_loads_nothing() {
     let stand = Stand::start("").await;
-    let _polkit = stand.deny_all().await;
+    let _polkit = stand.polkit(false).await;
     let path = stand::model();
     let error = stand.models().await.load_model(path.to_str().unwrap(), Default::default()).await.unwrap_err();
     assert!(error.to_string().contains("AccessDenied"), "{error}");

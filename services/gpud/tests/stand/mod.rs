@@ -435,10 +435,10 @@ impl Stand {
         pids.into_iter().next().unwrap()
     }
 
-    /// A polkit that allows nothing.
-    pub(crate) async fn deny_all(&self) -> Connection {
+    /// A polkit that allows everything, or nothing.
+    pub(crate) async fn polkit(&self, allows: bool) -> Connection {
         let stub = connection::Builder::address(self.bus.address());
-        let stub = stub.serve_at("/org/freedesktop/PolicyKit1/Authority", Polkit).build().await.unwrap();
+        let stub = stub.serve_at("/org/freedesktop/PolicyKit1/Authority", Polkit { allows }).build().await.unwrap();
         stub.request_name("org.freedesktop.PolicyKit1").await.unwrap();
         stub
     }
@@ -467,8 +467,10 @@ impl Drop for Stand {
     }
 }
 
-/// A polkit that allows nothing.
-struct Polkit;
+/// A polkit that always says the same.
+struct Polkit {
+    allows: bool,
+}
 
 #[zbus::interface(name = "org.freedesktop.PolicyKit1.Authority")]
 impl Polkit {
@@ -480,6 +482,6 @@ impl Polkit {
         _flags: u32,
         _cancellation: &str,
     ) -> (bool, bool, HashMap<String, String>) {
-        (false, false, HashMap::new())
+        (self.allows, false, HashMap::new())
     }
 }
