@@ -21,6 +21,8 @@ echo 'root:x:0:' >/etc/group
 
 # TIMEOUT: on the guest's clock; a crowd of clients needs seconds of it.
 LIMIT=7200
+# One check takes seconds; one that waits for a driver that died in an oops never ends.
+CHECK_LIMIT=600
 checks=0
 failed=0
 
@@ -99,9 +101,9 @@ lacking() {
 		# Only what takes the kernel down shows something; a module that is not there does not.
 		complaint=$(dmesg | grep -E "$COMPLAINTS") || complaint="ok 0 - ${2#conformance: }: the driver does not load"
 	elif test "${2#conformance: }" != "$2"; then
-		complaint=$(timeout $LIMIT /board/conformance /dev/accel/accel0 cairn 2>&1)
+		complaint=$(timeout $CHECK_LIMIT /board/conformance /dev/accel/accel0 cairn 2>&1)
 	else
-		complaint=$(timeout $LIMIT /board/virtual_board check patched "$crowd" "$2" 2>&1)
+		complaint=$(timeout $CHECK_LIMIT /board/virtual_board check patched "$crowd" "$2" 2>&1)
 	fi
 	if echo "$complaint" | grep -qE "^ok [0-9]+ - ${2#conformance: }"; then
 		failed=1
@@ -113,7 +115,8 @@ lacking() {
 		echo "$complaint" | grep -A 2 '^not ok'
 		dmesg | grep -E "$COMPLAINTS"
 	} | head -n 6 | sed 's/^/# /'
-	rmmod rocket
+	# A driver that died does not unload.
+	dmesg | grep -q 'Internal error' || rmmod rocket
 }
 
 tests() {

@@ -181,8 +181,7 @@ impl Line {
     /// Applies the series anew without a patch, and without those that do not apply without it. A merge of three needs what
     /// the whole series has left in the repository.
     fn leave_out(&self, folder: &Path, without: u32) -> Result<()> {
-        // The base is the first commit.
-        git(folder, &["reset", "--quiet", "--hard", ":/^base$"])?;
+        git(folder, &["reset", "--quiet", "--hard", "base"])?;
         for patch in self.series()?.iter().filter(|patch| number(patch) != Some(without)) {
             let builds_on = BUILD_ON.iter().any(|pair| number(patch).map(|number| (number, without)) == Some(*pair));
             let file = self.folder().join(patch);

@@ -35,14 +35,15 @@ impl Series {
         Ok(names.map(str::to_owned).collect())
     }
 
-    /// Makes `tree` a repository with one commit.
+    /// Makes `tree` a repository with one commit, which has the tag `base`.
     ///
     /// # Errors
     /// A git that fails.
     pub(crate) fn commit_base(tree: &Path) -> Result<()> {
         git(tree, &["init", "--quiet"])?;
         git(tree, &["add", "--all", "--force"])?;
-        git(tree, &["commit", "--quiet", "--message", "base"])
+        git(tree, &["commit", "--quiet", "--message", "base"])?;
+        git(tree, &["tag", "base"])
     }
 
     /// Applies patches to a repository.

@@ -65,8 +65,9 @@ impl Machine {
         qemu.arg("-kernel").arg(&boot.kernel).arg("-initrd").arg(&boot.initramfs);
         // Four nanoseconds for an instruction; nobody waits for time in which nothing happens.
         qemu.args(["-icount", "shift=2,sleep=off", "-no-reboot", "-serial", "stdio", "-append"]);
-        // A task that hangs ends the run, as it would never end by itself.
-        qemu.arg("console=ttyAMA0 panic=-1 hung_task_panic=1 quiet loglevel=1");
+        // A task that hangs ends the run, as it would never end by itself. Freed memory is poisoned and checked, so that who
+        // still uses it is found at once.
+        qemu.arg("console=ttyAMA0 panic=-1 hung_task_panic=1 slab_debug=FZP quiet loglevel=1");
         Ok(machine)
     }
 
