@@ -8,12 +8,13 @@ use npu_device::{BoInfo, Deadline, Device, Driver, DriverInfo, Job, Mapping, Ran
 
 thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
+    static ENTERED: Cell<bool> = const { Cell::new(false) };
     static SPENT: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// Whether this thread is inside the device.
-pub fn inside() -> bool {
-    INSIDE.get()
+/// Whether this thread was inside the device before, and is not now: a thread of what drives it.
+pub fn outside() -> bool {
+    ENTERED.get() && !INSIDE.get()
 }
 
 /// How long this thread was inside so far.
@@ -41,6 +42,7 @@ impl<D: Driver> Driver for Timed<D> {
 fn timed<R>(call: impl FnOnce() -> R) -> R {
     let begin = Instant::now();
     INSIDE.set(true);
+    ENTERED.set(true);
     let result = call();
     INSIDE.set(false);
     SPENT.set(SPENT.get() + begin.elapsed());

@@ -13,6 +13,7 @@
 pub mod abi;
 mod bo;
 mod error;
+mod hand;
 pub mod kernel;
 pub mod kmsg;
 mod mapping;
@@ -23,6 +24,7 @@ use std::time::Duration;
 
 pub use bo::{Access, Bo};
 pub use error::{Errno, Error, Result};
+pub use hand::Hand;
 pub use mapping::Mapping;
 
 /// Opens files of one NPU.

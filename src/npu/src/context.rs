@@ -1,16 +1,18 @@
 //! Workers on the NPU's cores: as many open files, each with its queue and its memory.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use npu_device::{Bo, Deadline, Device, Driver};
+use npu_device::{Bo, Deadline, Device, Driver, Hand};
 
 use crate::affinity;
 use crate::chip::Chip;
-use crate::error::{Result, RunError, RunReport, Unsupported};
+use crate::error::{Error, Result, RunError, RunReport, Unsupported};
 use crate::matmul::Planned;
 use crate::matmul::work::Loaded;
 use crate::options::Options;
+use crate::rows::Rows;
 use crate::run::{BURST_SLACK, SMALL, failed, refused, waiting};
 use crate::trace::{Counters, Event};
 
@@ -24,8 +26,10 @@ pub struct Context {
     pub(crate) chip: Chip,
     pub(crate) options: Options,
     pub(crate) workers: Vec<Worker>,
-    /// Where their threads run, in turn.
-    cpus: Vec<usize>,
+    /// Threads of all workers but the first, which has the caller's. None where cores must not work at once.
+    hands: Vec<Hand>,
+    /// What is left of a call's rows while they are shared.
+    pub(crate) rest: Rows,
     counters: Counters,
     /// What was planned last, the latest at the end.
     pub(crate) planned: Vec<Planned>,
@@ -35,7 +39,8 @@ impl Context {
     /// Opens [`Options::workers`] files, at least one.
     ///
     /// # Errors
-    /// [`crate::Error::Device`] where the driver refuses, [`crate::Error::WrongChip`] where the device is another chip.
+    /// [`Error::Device`] where the driver refuses, [`Error::WrongChip`] where the device is another chip,
+    /// [`Error::Thread`] where the system has none for each worker.
     pub fn open(driver: &dyn Driver, chip: &Chip, options: Options) -> Result<Self> {
         let open = |_| driver.open().map_err(failed("open a file"));
         let devices = (0..options.workers.max(1)).map(open).collect::<Result<Vec<_>>>()?;
@@ -45,16 +50,16 @@ impl Context {
     /// Takes files that are open already, one worker each.
     ///
     /// # Errors
-    /// [`crate::Error::Device`] where a device refuses, [`crate::Error::WrongChip`] where one is another chip,
-    /// [`crate::Error::Empty`] without any.
+    /// As [`Context::open`], and [`Error::Empty`] without any.
     pub fn new(devices: &[Arc<dyn Device>], chip: &Chip, options: Options) -> Result<Self> {
         if devices.is_empty() {
-            return Err(crate::Error::Empty("workers"));
+            return Err(Error::Empty("workers"));
         }
         devices.iter().try_for_each(|device| chip.drives(device.info()))?;
         let workers = devices.iter().map(Worker::new).collect::<Result<Vec<_>>>()?;
-        let cpus = options.affinity.cpus();
-        Ok(Self { chip: chip.clone(), options, workers, cpus, counters: Counters::default(), planned: Vec::new() })
+        let hands = if chip.parallel { hands(devices.len(), &options)? } else { Vec::new() };
+        let (counters, rest, planned) = (Counters::default(), Rows::default(), Vec::new());
+        Ok(Self { chip: chip.clone(), options, workers, hands, rest, counters, planned })
     }
 
     /// How operations run.
@@ -85,41 +90,68 @@ impl Context {
         outcome
     }
 
-    /// Runs `work` for each part on a worker of its own: the first on this thread, the others on threads on their CPUs. Where
-    /// cores must not work at once, one after the other.
-    pub(crate) fn on_workers<P: Send, R: Send>(
+    /// Runs `work` for each part on a worker of its own: the first on this thread, the others on theirs. Where cores must not
+    /// work at once, one after the other. `deal`, on this thread, gives each worker its part until there is none.
+    pub(crate) fn on_workers<P: Send>(
         &mut self,
-        parts: impl IntoIterator<Item = P>,
-        work: impl Fn(&mut Worker, P, &Options, Duration) -> R + Sync,
-    ) -> Vec<R> {
-        let Self { options, workers, chip, cpus, .. } = self;
-        let (options, mark, work) = (&*options, chip.slow_mark, &work);
-        if !chip.parallel {
-            return workers.iter_mut().zip(parts).map(|(worker, part)| work(worker, part, options, mark)).collect();
-        }
-        let cpu = |worker: usize| cpus.get((options.affinity_base + worker) % cpus.len().max(1)).copied();
-        let mut pairs = workers.iter_mut().zip(parts).enumerate();
-        std::thread::scope(|scope| {
-            let here = pairs.next();
-            let spawn = |(number, (worker, part))| {
-                let cpu = cpu(number);
-                scope.spawn(move || {
-                    cpu.into_iter().for_each(affinity::pin);
-                    work(worker, part, options, mark)
-                })
-            };
-            let threads: Vec<_> = pairs.map(spawn).collect();
-            let here = here.map(|(_, (worker, part))| work(worker, part, options, mark));
-            // PANIC: a panic of a worker is one of this call.
-            let there = threads.into_iter().map(|thread| thread.join().expect("a worker panicked"));
-            here.into_iter().chain(there).collect()
-        })
+        mut deal: impl FnMut(usize, &mut Worker) -> Option<P>,
+        work: impl Fn(&mut Worker, P, &Options, Duration) -> Result<RunReport, RunError> + Sync,
+    ) -> Result<RunReport, RunError> {
+        let Self { options, workers, chip, hands, .. } = self;
+        let (options, mark) = (&*options, chip.slow_mark);
+        let mut workers = workers.iter_mut().enumerate();
+        let mut dealt = std::iter::from_fn(move || {
+            let (index, worker) = workers.next()?;
+            deal(index, worker).map(|part| (worker, part))
+        });
+        let work = |(worker, part): (&mut Worker, P)| work(worker, part, options, mark);
+        dealt.next().map_or_else(|| Ok(RunReport::default()), |first| spread(hands, first, &mut dealt, &work))
     }
 
     /// Bytes of device memory that the context holds, without resident weights.
     pub fn device_bytes(&self) -> u64 {
         self.workers.iter().map(Worker::device_bytes).sum()
     }
+}
+
+/// The threads of all workers but the first, on their CPUs.
+fn hands(workers: usize, options: &Options) -> Result<Vec<Hand>> {
+    let cpus = options.affinity.cpus();
+    let hand = |worker: usize| {
+        let mut hand = Hand::new(&format!("npu-worker-{worker}")).map_err(Error::Thread)?;
+        if let Some(cpu) = cpus.get((options.affinity_base + worker) % cpus.len().max(1)) {
+            // A hint, so nothing depends on how it ends.
+            let _ = hand.join(|| affinity::pin(*cpu), || ()).0;
+        }
+        Ok(hand)
+    };
+    (1..workers).map(hand).collect()
+}
+
+/// Runs `work` for `here` on this thread, and for what else was dealt on the hands; or here, where there are none.
+fn spread<T: Send>(
+    hands: &mut [Hand],
+    here: T,
+    dealt: &mut dyn Iterator<Item = T>,
+    work: &(dyn Fn(T) -> Result<RunReport, RunError> + Sync),
+) -> Result<RunReport, RunError> {
+    let (mut report, other) = match (dealt.next(), hands.split_first_mut()) {
+        (None, _) => return work(here),
+        (Some(next), None) => (work(here)?, spread(hands, next, dealt, work)?),
+        (Some(next), Some((hand, hands))) => {
+            let (there, here) = hand.join(|| work(next), || spread(hands, here, dealt, work));
+            (here?, there.map_err(panicked)??)
+        }
+    };
+    report.add(other);
+    Ok(report)
+}
+
+/// What a thread said when it panicked.
+fn panicked(payload: Box<dyn Any + Send>) -> RunError {
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+    RunError::Panicked(text.unwrap_or_else(|| "without a text".to_owned()))
 }
 
 /// One open file and its scratch memory.
@@ -137,6 +169,8 @@ pub(crate) struct Worker {
     pub(crate) short_programs: Scratch,
     /// Whose register programs lie in memory.
     pub(crate) loaded: Option<Loaded>,
+    /// Where a call's results go.
+    pub(crate) rows: Rows,
     pub(crate) runs: u64,
     /// A call gave up: its jobs may still run.
     pub(crate) unsettled: bool,
@@ -153,6 +187,7 @@ impl Worker {
             programs: Scratch::default(),
             short_programs: Scratch::default(),
             loaded: None,
+            rows: Rows::default(),
             runs: 0,
             unsettled: false,
         })
@@ -213,4 +248,44 @@ pub(crate) fn fill(bo: &mut Bo, what: &'static str, put: impl FnOnce(&mut [u8]))
     let mut access = bo.access(Deadline::POLL).map_err(refused(what))?;
     put(&mut access);
     access.finish().map_err(refused(what))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(tasks: usize) -> RunReport {
+        RunReport { tasks, ..RunReport::default() }
+    }
+
+    #[test]
+    fn every_part_is_done_once_and_the_first_by_the_caller() {
+        let mut three = hands(4, &Options::default()).unwrap();
+        let caller = std::thread::current().id();
+        for hands in [&mut three[..], &mut []] {
+            for parts in 1..=hands.len() + 1 {
+                let work = |part: usize| {
+                    let here = std::thread::current().id() == caller;
+                    assert!(here || part > 0);
+                    Ok(report(1 << part))
+                };
+                let total = spread(hands, 0, &mut (1..parts), &work).unwrap();
+                assert_eq!(total, report((1 << parts) - 1));
+            }
+        }
+    }
+
+    #[test]
+    fn an_error_or_a_panic_of_a_worker_is_an_error_of_the_call() {
+        let mut hands = hands(3, &Options::default()).unwrap();
+        let fails = |part| match part {
+            1 => Err(Unsupported::new("part 1").into()),
+            _ => Ok(report(part)),
+        };
+        assert_eq!(spread(&mut hands, 0, &mut (1..3), &fails).unwrap_err().to_string(), "part 1");
+        let panics = |part| if part == 2 { panic!("part {part}") } else { Ok(report(part)) };
+        let error = spread(&mut hands, 0, &mut (1..3), &panics).unwrap_err();
+        assert_eq!(error.to_string(), "a worker panicked: part 2");
+        assert_eq!(spread(&mut hands, 1, &mut (2..4), &|part| Ok(report(part))).unwrap(), report(6));
+    }
 }

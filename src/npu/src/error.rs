@@ -71,6 +71,9 @@ pub enum Error {
         #[source]
         source: npu_device::Error,
     },
+    /// The system has no thread for a worker.
+    #[error("start a thread")]
+    Thread(#[source] std::io::Error),
 }
 
 /// A run without a result.
@@ -133,6 +136,9 @@ pub enum RunError {
         #[source]
         source: npu_device::Error,
     },
+    /// The thread of a worker panicked: a fault of the library, or of what implements the device.
+    #[error("a worker panicked: {0}")]
+    Panicked(String),
 }
 
 /// Why a result cannot be verified.
@@ -227,9 +233,11 @@ impl From<Error> for RunError {
         match error {
             Error::Layer { source, .. } => source.into(),
             Error::Device { what, source } => Self::Device { what, source },
-            Error::WrongChip { .. } | Error::Empty(_) | Error::Register { .. } | Error::TooLarge { .. } => {
-                Unsupported::new(error.to_string()).into()
-            }
+            Error::WrongChip { .. }
+            | Error::Empty(_)
+            | Error::Register { .. }
+            | Error::TooLarge { .. }
+            | Error::Thread(_) => Unsupported::new(error.to_string()).into(),
         }
     }
 }

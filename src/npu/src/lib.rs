@@ -27,6 +27,7 @@ pub mod quantize;
 pub mod quirks;
 mod reduce;
 mod rk3576;
+mod rows;
 mod run;
 mod sentinel;
 pub mod slots;

@@ -333,16 +333,13 @@ impl Context {
             second.iter().try_for_each(|second| self.check_values::<T>("second factor", second))?;
         }
         let outcome = match (&mut *results, &mut self.workers[..]) {
-            // Nothing to share, and so nothing to allocate.
             ([result], [worker]) => {
                 let results = Results::Whole { values: result, columns };
-                let part = Part { results, ..part(&call, 0, &(0..columns)) };
+                let part = part(&call, 0, 0..columns, results);
                 worker.multiply(part, gather, &self.options, self.chip.slow_mark)
             }
-            (results, workers) => {
-                let parts = parts(&call, workers.len(), columns, results)?;
-                self.run(parts, gather)
-            }
+            _ if call.plan.items() > 1 && !call.plan.shares_first() => self.run_items(&call, rows, gather, results),
+            _ => self.run_columns(&call, rows, gather, results),
         };
         if outcome.is_err() {
             // An unverified result is never handed out.
@@ -351,13 +348,58 @@ impl Context {
         self.record("matmul", outcome)
     }
 
-    fn run<T: Numbers, G: Gather<T>>(&mut self, parts: Vec<Part<'_, T, G>>, gather: &G) -> Result<RunReport, RunError> {
-        let outcomes = self.on_workers(parts, |worker: &mut Worker, part, options, slow_mark| {
-            worker.multiply(part, gather, options, slow_mark)
-        });
-        let mut total = RunReport::default();
-        outcomes.into_iter().try_for_each(|outcome| outcome.map(|report| total.add(report)))?;
-        Ok(total)
+    /// Gives every worker some columns of all results.
+    fn run_columns<T: Numbers, G: Gather<T>>(
+        &mut self,
+        call: &Call<'_, T>,
+        rows: usize,
+        gather: &G,
+        results: &mut [&mut [G::Out]],
+    ) -> Result<RunReport, RunError> {
+        let split = match &call.second {
+            Source::Given(_) => call.plan.split(self.workers.len()),
+            Source::Resident(_) => Vec::new(),
+        };
+        let range = |index: usize| match &call.second {
+            Source::Given(_) => split.get(index),
+            Source::Resident(weights) => weights.parts.get(index).map(|(columns, ..)| columns),
+        };
+        let mut rest = self.rest.take();
+        rest.extend(results.iter_mut().flat_map(|result| result.chunks_mut(call.plan.shape().columns)));
+        let deal = |index: usize, worker: &mut Worker| {
+            let columns = range(index)?.clone();
+            let mut list = worker.rows.take();
+            list.extend(rest.iter_mut().filter_map(|row| row.split_off_mut(..columns.len())));
+            Some(part(call, index, columns, Results::Rows { list, rows }))
+        };
+        let outcome = self.on_workers(deal, |worker, part, options, mark| worker.multiply(part, gather, options, mark));
+        self.rest.keep(rest);
+        outcome
+    }
+
+    /// Gives every worker whole items of a batch.
+    fn run_items<T: Numbers, G: Gather<T>>(
+        &mut self,
+        call: &Call<'_, T>,
+        rows: usize,
+        gather: &G,
+        results: &mut [&mut [G::Out]],
+    ) -> Result<RunReport, RunError> {
+        let Source::Given(second) = &call.second else {
+            return Err(Unsupported::new("a batch of resident weights").into());
+        };
+        let (columns, each) = (call.plan.shape().columns, results.len().div_ceil(self.workers.len()));
+        let mut chunks = call.first.chunks(each).zip(second.chunks(each)).zip(results.chunks_mut(each));
+        let deal = |_, worker: &mut Worker| {
+            let ((first, second), results) = chunks.next()?;
+            let mut list = worker.rows.take();
+            list.extend(results.iter_mut().flat_map(|result| result.chunks_mut(columns)));
+            let (second, results) =
+                (Second::Given { factors: second, columns: 0..columns }, Results::Rows { list, rows });
+            let plan = call.plan.items_of(first.len()).batch(first.len());
+            Some(plan.map(|plan| Part { plan, first_column: 0, first, second, results }))
+        };
+        self.on_workers(deal, |worker, part, options, mark| worker.multiply(part?, gather, options, mark))
     }
 }
 
@@ -368,59 +410,17 @@ fn shape_of<F>(rows: usize, a: &Matrix<'_, F>, b: &Matrix<'_, F>) -> Result<Shap
     Ok(Shape { rows, depth: a.columns, columns: b.rows })
 }
 
-/// Shares a call among workers: whole items of a batch, or columns of everything else.
-fn parts<'a, T: Numbers, G: Gather<T>>(
+/// The part of some columns.
+fn part<'a, T: Numbers, G: Gather<T>>(
     call: &'a Call<'_, T>,
-    workers: usize,
-    columns: usize,
-    results: &'a mut [&mut [G::Out]],
-) -> Result<Vec<Part<'a, T, G>>, Unsupported> {
-    let plan = &call.plan;
-    let items = plan.items();
-    if items > 1 && !plan.shares_first() {
-        let Source::Given(second) = &call.second else { return Err(Unsupported::new("a batch of resident weights")) };
-        let each = items.div_ceil(workers);
-        let chunks = call.first.chunks(each).zip(second.chunks(each)).zip(results.chunks_mut(each));
-        let parts = chunks.map(|((first, second), results)| {
-            let plan = plan.items_of(first.len()).batch(first.len())?;
-            let results =
-                Results::Rows(results.iter_mut().map(|result| result.chunks_mut(columns).collect()).collect());
-            let second = Second::Given { factors: second, columns: 0..columns };
-            Ok(Part { plan, first_column: 0, first, second, results })
-        });
-        return parts.collect();
-    }
-    let ranges = match &call.second {
-        Source::Given(_) => plan.split(workers),
-        Source::Resident(weights) => weights.parts.iter().map(|(columns, ..)| columns.clone()).collect(),
-    };
-    let mut rows: Vec<Vec<Vec<_>>> = ranges.iter().map(|_| Vec::with_capacity(results.len())).collect();
-    for (item, result) in results.iter_mut().enumerate() {
-        rows.iter_mut().for_each(|rows| rows.push(Vec::with_capacity(result.len() / columns)));
-        for row in result.chunks_mut(columns) {
-            let mut rest = row;
-            for (range, rows) in ranges.iter().zip(&mut rows) {
-                let (own, others) = rest.split_at_mut(range.len());
-                rows[item].push(own);
-                rest = others;
-            }
-        }
-    }
-    let parts = ranges.iter().zip(rows).enumerate();
-    Ok(parts.map(|(index, (range, rows))| Part { results: Results::Rows(rows), ..part(call, index, range) }).collect())
-}
-
-/// The part of some columns, without its results.
-fn part<'a, T: Numbers, G: Gather<T>>(call: &'a Call<'_, T>, index: usize, columns: &Range<usize>) -> Part<'a, T, G> {
+    index: usize,
+    columns: Range<usize>,
+    results: Results<'a, G::Out>,
+) -> Part<'a, T, G> {
+    let (plan, first_column) = (call.plan.columns(columns.len()), columns.start);
     let second = match &call.second {
-        Source::Given(factors) => Second::Given { factors, columns: columns.clone() },
+        Source::Given(factors) => Second::Given { factors, columns },
         Source::Resident(weights) => Second::Resident(&weights.parts[index].2),
     };
-    Part {
-        plan: call.plan.columns(columns.len()),
-        first_column: columns.start,
-        first: call.first,
-        second,
-        results: Results::Rows(Vec::new()),
-    }
+    Part { plan, first_column, first: call.first, second, results }
 }

@@ -163,12 +163,15 @@ impl Context {
         let (given, wanted) = (*rows * *depth, *rows * *columns);
         let mut total = RunReport::default();
         for (a, c) in a.chunks(given * parts.len()).zip(c.chunks_mut(wanted * parts.len())) {
-            let shares = parts.iter_mut().zip(a.chunks(given)).zip(c.chunks_mut(wanted));
-            let outcomes = self.on_workers(shares, |worker, ((part, a), c), options, _| {
-                let deadline = Deadline::after(&*worker.device, options.deadline);
-                part.run(a, c, deadline)
-            });
-            outcomes.into_iter().try_for_each(|outcome| outcome.map(|report| total.add(report)))?;
+            let mut shares = parts.iter_mut().zip(a.chunks(given)).zip(c.chunks_mut(wanted));
+            let report = self.on_workers(
+                |_, _| shares.next(),
+                |worker, ((part, a), c), options, _| {
+                    let deadline = Deadline::after(&*worker.device, options.deadline);
+                    part.run(a, c, deadline)
+                },
+            )?;
+            total.add(report);
         }
         Ok(total)
     }

@@ -88,8 +88,8 @@ pub(crate) struct Part<'a, T: Numbers, G: Gather<T>> {
 pub(crate) enum Results<'a, R> {
     /// All of one item: rows of so many columns.
     Whole { values: &'a mut [R], columns: usize },
-    /// Of each item, each row's columns.
-    Rows(Vec<Vec<&'a mut [R]>>),
+    /// Each row's columns, of so many rows of each item in turn.
+    Rows { list: Vec<&'a mut [R]>, rows: usize },
 }
 
 impl<R> Results<'_, R> {
@@ -97,7 +97,10 @@ impl<R> Results<'_, R> {
     fn row(&mut self, item: usize, row: usize) -> Option<&mut [R]> {
         match self {
             Self::Whole { values, columns } => values.get_mut(row * *columns..(row + 1) * *columns),
-            Self::Rows(items) => items[item].get_mut(row).map(|row| &mut **row),
+            Self::Rows { list, rows } => {
+                let index = (row < *rows).then_some(item * *rows + row)?;
+                list.get_mut(index).map(|row| &mut **row)
+            }
         }
     }
 }
@@ -164,6 +167,9 @@ impl Worker {
         });
         let Run { report, missing, .. } = run;
         self.loaded = Some(loaded);
+        if let Results::Rows { list, .. } = results {
+            self.rows.keep(list);
+        }
         outcome?;
         self.unsettled = false;
         match distrust(&report, slow_mark, missing) {
