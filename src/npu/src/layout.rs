@@ -76,7 +76,7 @@ impl Cube {
         self.pixels() * self.slots.channels() * self.element.bytes()
     }
 
-    /// Copies `host`, `[h, w, c]` in NHWC, into the cube. Empty slots are left as they are.
+    /// Copies `host`, `[h, w, c]` in NHWC, into the cube. Empty slots of a plane that has others may become zero.
     ///
     /// # Panics
     /// Where a slice has another size than [`Cube::host_bytes`] and [`Cube::bytes`] say.
@@ -86,22 +86,23 @@ impl Cube {
         for (block, host) in host.chunks(BLOCK * pixel_bytes).enumerate() {
             for plane in 0..self.planes() {
                 let atoms = &mut cube[self.offset(plane, block * BLOCK)..][..host.len() / pixel_bytes * ATOM];
-                self.pack_block(plane, host.chunks_exact(pixel_bytes), atoms.as_chunks_mut().0);
+                self.pack_block(plane, host, atoms.as_chunks_mut().0);
             }
         }
     }
 
-    fn pack_block<'a>(&self, plane: usize, host: impl Iterator<Item = &'a [u8]>, atoms: &'a mut [[u8; ATOM]]) {
+    fn pack_block(&self, plane: usize, host: &[u8], atoms: &mut [[u8; ATOM]]) {
         let (size, flip) = (self.element.bytes(), self.flip());
+        let pixel_bytes = self.slots.channels() * size;
         let lanes = self.slots.used(plane * self.lanes()..(plane + 1) * self.lanes());
-        let pixels = atoms.iter_mut().zip(host);
+        let pixels = atoms.iter_mut().zip(host.chunks_exact(pixel_bytes));
         match self.run(lanes) {
+            Some((0, from)) if from.len() == 3 => widen::<3>(host, pixel_bytes, from.start, flip, atoms),
+            Some((0, from)) if from.len() == 6 => widen::<6>(host, pixel_bytes, from.start, flip, atoms),
             Some((to, from)) => match from.len() {
                 16 => put::<16>(pixels, to, from.start, flip),
                 8 => put::<8>(pixels, to, from.start, flip),
-                6 => put::<6>(pixels, to, from.start, flip),
                 4 => put::<4>(pixels, to, from.start, flip),
-                3 => put::<3>(pixels, to, from.start, flip),
                 _ => pixels.for_each(|(atom, pixel)| {
                     let bytes = atom[to..].iter_mut().zip(&pixel[from.clone()]);
                     bytes.for_each(|(to, from)| *to = from ^ flip);
@@ -186,6 +187,25 @@ fn put<'a, const N: usize>(
         let run: &[u8; N] = pixel[from..].first_chunk().expect("a run of the pixel");
         atom[to..][..N].copy_from_slice(&run.map(|byte| byte ^ flip));
     }
+}
+
+/// Copies a run of `N` bytes of each pixel into the beginning of its atom, and makes the rest zero: what pictures of three
+/// channels have, and no move is as long as. A word is read, the run and what follows it, and all of the atom is written.
+fn widen<const N: usize>(host: &[u8], pixel_bytes: usize, from: usize, flip: u8, atoms: &mut [[u8; ATOM]]) {
+    let mask = (1 << (8 * N)) - 1;
+    let flip = u64::from_le_bytes([flip; 8]) & mask;
+    for (pixel, atom) in atoms.iter_mut().enumerate() {
+        let rest = &host[pixel * pixel_bytes + from..];
+        let word = rest.first_chunk().map_or_else(|| last::<N>(rest), |word| u64::from_le_bytes(*word) & mask);
+        *atom = u128::from(word ^ flip).to_le_bytes();
+    }
+}
+
+/// A run that less than a word is left of.
+fn last<const N: usize>(rest: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word[..N].copy_from_slice(&rest[..N]);
+    u64::from_le_bytes(word)
 }
 
 /// Copies a run of `N` bytes of each atom into its pixel.
@@ -354,6 +374,28 @@ mod tests {
             let slot = cube.slots.slot(channel);
             let expected = (slot / 16 * cube.pitch + pixel) * 16 + slot % 16;
             prop_assert_eq!(device.iter().position(|&byte| byte == 9), Some(expected));
+        }
+
+        /// Channels in their own order, as pictures have them, of every number that an atom holds and some more.
+        #[test]
+        fn atoms_of_few_channels_are_whole(channels in 1..20usize, w in 1..150usize, seed in any::<u8>()) {
+            for element in [ElementType::I8, ElementType::U8, ElementType::F16] {
+                let cube = Cube::new([3, w], Slots::identity(channels, 32), element);
+                let host: Vec<u8> = (0..cube.host_bytes()).map(|i| (i as u8).wrapping_mul(29) ^ seed).collect();
+                let mut device = vec![0; cube.bytes()];
+                cube.pack(&host, &mut device);
+                let (size, flip) = (element.bytes(), cube.flip());
+                let mut expected = vec![0; cube.bytes()];
+                for (at, byte) in host.iter().enumerate() {
+                    let (pixel, channel) = (at / size / channels, at / size % channels);
+                    let place = cube.offset(channel / cube.lanes(), pixel);
+                    expected[place + channel % cube.lanes() * size + at % size] = byte ^ flip;
+                }
+                prop_assert!(device == expected, "{element:?}");
+                let mut back = vec![0; host.len()];
+                cube.unpack(&device, &mut back);
+                prop_assert_eq!(&back, &host);
+            }
         }
 
         #[test]
