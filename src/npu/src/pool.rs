@@ -71,6 +71,16 @@ impl PoolKind {
 impl Context {
     /// Pools `image` into `output`, `[h', w', c]` with the extents that [`Window::output`] says.
     ///
+    /// ```
+    /// # use npu::conv::Image;
+    /// # use npu::{Context, PoolKind, RunError, Window};
+    /// # fn halves(context: &mut Context, picture: &[i8]) -> Result<Vec<i8>, RunError> {
+    /// let mut halves = vec![0; 56 * 56 * 64];
+    /// context.pool(PoolKind::Max, &Window::square(2, 2), Image::new(picture, [112, 112, 64])?, &mut halves)?;
+    /// # Ok(halves)
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`RunError::Unsupported`] for what the hardware or the driver cannot do, [`RunError::Size`] for an output that does not
     /// fit, [`RunError::Value`] for a NaN, and for an infinity in a mean, as nobody knows what the hardware makes of them;

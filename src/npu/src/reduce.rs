@@ -28,6 +28,16 @@ impl CumulativeSum {
 impl Context {
     /// The sum of each row of `values`, `[rows, columns]`. `sums`: `[rows]`.
     ///
+    /// ```
+    /// # use half::f16;
+    /// # fn sums(context: &mut npu::Context) -> Result<(), Box<dyn std::error::Error>> {
+    /// let (values, mut sums) = ([f16::ONE; 2 * 100], [0.0; 2]);
+    /// context.sum_rows(npu::matmul::Matrix::new(&values, 2, 100)?, &mut sums)?;
+    /// assert_eq!(sums, [100.0; 2]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`Context::matmul`].
     pub fn sum_rows(&mut self, values: Matrix<'_, f16>, sums: &mut [f32]) -> Result<RunReport, RunError> {
