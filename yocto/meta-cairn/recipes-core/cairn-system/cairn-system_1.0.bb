@@ -4,7 +4,7 @@ HOMEPAGE = "https://cairn.invalid/"
 LICENSE = "MIT"
 LIC_FILES_CHKSUM = "file://${COMMON_LICENSE_DIR}/MIT;md5=0835ade698e0bcf8506ecda2f7b4f302"
 
-SRC_URI = "file://50-data.conf file://cairn-var.tmpfiles"
+SRC_URI = "file://50-data.conf file://50-journal.conf file://cairn-var.tmpfiles"
 FILESEXTRAPATHS:prepend := "${CAIRN_TOP}/src/provision/tests:"
 SRC_URI += "file://complete.toml"
 S = "${UNPACKDIR}"
@@ -24,6 +24,7 @@ do_compile () {
 
 do_install () {
     install -D -m 0644 ${UNPACKDIR}/50-data.conf ${D}${nonarch_libdir}/repart.d/50-data.conf
+    install -D -m 0644 ${UNPACKDIR}/50-journal.conf ${D}${nonarch_libdir}/systemd/journald.conf.d/50-cairn.conf
     install -D -m 0644 ${UNPACKDIR}/cairn-var.tmpfiles ${D}${nonarch_libdir}/tmpfiles.d/cairn-var.conf
 }
 
