@@ -8,6 +8,7 @@
 //! Two runs give the same bytes. What wic makes of the table is the same in names, places and contents; identifiers and the
 //! order of a file system's blocks are its own.
 
+mod bundle;
 mod guest;
 mod initramfs;
 mod journal;
@@ -52,7 +53,7 @@ pub(crate) enum Action {
     Layout(Box<Layout>),
     /// Makes a small one twice, and starts it in U-Boot.
     Check,
-    /// Starts one with Debian's packages in the virtual board, and asks its services.
+    /// Starts one with Debian's packages in the virtual board, updates it, breaks it, and sees it come back.
     Test,
 }
 

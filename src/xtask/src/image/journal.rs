@@ -14,6 +14,7 @@ pub(super) enum Origin {
     Console,
     Shell,
     Broker,
+    Server,
 }
 
 /// What was heard so far; its copies are the same.
