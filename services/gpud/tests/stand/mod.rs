@@ -87,6 +87,7 @@ fn free_port() -> u16 {
 /// The server without the daemon, with the arguments that the daemon gives it.
 pub(crate) struct Alone {
     url: String,
+    pid: u32,
     _process: Process,
 }
 
@@ -99,7 +100,8 @@ impl Alone {
         command.args(["--parallel", "1", "--gpu-layers", "0", "--cache-ram", "0", "--device", "none"]);
         command.args(["--fit", "off", "--offline", "--no-ui", "--no-slots"]);
         command.stdout(Stdio::null()).stderr(Stdio::null());
-        let process = Process::start(&mut command, "of cargo xtask llama").unwrap();
+        let mut process = Process::start(&mut command, "of cargo xtask llama").unwrap();
+        let pid = process.child().id();
         let url = format!("http://127.0.0.1:{port}");
         let health = format!("{url}/health");
         let healthy = async {
@@ -116,7 +118,12 @@ impl Alone {
         // What the daemon asks of a new server.
         let proof = json!({"prompt": [1], "n_predict": 1, "cache_prompt": false});
         post_json(format!("{url}/completion"), proof).await;
-        Self { url, _process: process }
+        Self { url, pid, _process: process }
+    }
+
+    /// The number of its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
     }
 
     pub(crate) fn url(&self) -> &str {
@@ -417,17 +424,22 @@ impl Stand {
 
     /// Kills the server of the model, as the kernel would.
     pub(crate) fn kill_server(&self) {
-        let pid = rustix::process::Pid::from_raw(self.server_pid()).unwrap();
+        let pid = rustix::process::Pid::from_raw(self.server_pid().try_into().unwrap()).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     }
 
-    /// The process of the model's server.
-    pub(crate) fn server_pid(&self) -> i32 {
-        let daemon = self.daemon.lock().unwrap().pid();
+    /// The number of the daemon's process.
+    pub(crate) fn daemon_pid(&self) -> u32 {
+        self.daemon.lock().unwrap().pid()
+    }
+
+    /// The number of the process of the model's server.
+    pub(crate) fn server_pid(&self) -> u32 {
+        let daemon = self.daemon_pid();
         let children = std::fs::read_to_string(format!("/proc/{daemon}/task/{daemon}/children")).unwrap_or_default();
         let tasks = std::fs::read_dir(format!("/proc/{daemon}/task")).unwrap().flatten();
         let all = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
-        let pids: BTreeSet<i32> = all
+        let pids: BTreeSet<u32> = all
             .chain([children])
             .flat_map(|text| text.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>())
             .collect();
