@@ -73,8 +73,9 @@ pub(crate) fn command(line: &str) -> Result<Command> {
 /// # Errors
 /// As [`command`].
 pub(crate) fn root() -> Result<PathBuf> {
-    need::require(&[MMDEBSTRAP, MOUNTS])?;
+    need::require(&[MOUNTS])?;
     archive::once(&folder()?, |folder| {
+        need::require(&[MMDEBSTRAP])?;
         println!("installing Debian 13 in the cache: 2 GB, five minutes");
         let root = archive::root()?;
         let mut install = Command::new("mmdebstrap");
