@@ -5,6 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -167,14 +168,20 @@ fn boot(name: &str, work: &Work<'_>) -> Result<Boot> {
         Work::Shell | Work::Command(..) => (Line::named(kmod::LINE), drivers(), ROUNDS.to_string()),
     };
     let kernel = Kernel::of(&line)?;
-    let image = kernel.unpacked()?;
     let folder = step::target().join("board");
     let (root, archive) = (folder.join(name), folder.join(format!("{name}.cpio")));
     let _ = fs::remove_dir_all(&root);
     fs::create_dir_all(&root)?;
-    system(&root)?;
+    // What comes from the archive is unpacked, and the drivers are built, while cargo works.
+    thread::scope(|scope| {
+        let parts = scope.spawn(|| machine_parts(kernel, &line, &drivers));
+        system(&root)?;
+        programs(&root)?;
+        // PANIC: what a thread panicked of is this one's panic.
+        parts.join().expect("the machine's parts are made")
+    })?;
+    let image = kernel.unpacked()?;
     modules(&line, &image, &root.join("modules"))?;
-    programs(&root)?;
     let say = |name: &str, text: &str| fs::write(root.join("board").join(name), format!("{text}\n"));
     match work {
         Work::Shell => say("mode", "shell")?,
@@ -196,6 +203,14 @@ fn boot(name: &str, work: &Work<'_>) -> Result<Boot> {
     }
     pack(&root, &archive)?;
     Ok(Boot { kernel: image.join(kernel.place), initramfs: archive })
+}
+
+/// Fills the cache with what no cargo builds: kernel, drivers, QEMU.
+fn machine_parts(kernel: &Kernel, line: &Line, drivers: &[(String, Driver)]) -> Result<()> {
+    kernel.unpacked()?;
+    drivers.iter().try_for_each(|(_, driver)| kmod::rocket(line, *driver).map(drop))?;
+    qemu::program()?;
+    qemu::device().map(drop)
 }
 
 /// What is not ours: shell, bus.
