@@ -206,6 +206,16 @@ async fn what_polkit_reserves_is_refused() {
     assert_eq!(health.reset_reason().await.unwrap(), "first");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_a_start_after_an_orderly_end_is_clean() {
+    let mut machine = Machine::start(Setup::default()).await;
+    for (orderly, reason) in [(false, "unclean"), (true, "clean")] {
+        machine.shutting_down.store(orderly, std::sync::atomic::Ordering::SeqCst);
+        machine.boot();
+        assert_eq!(machine.health().await.reset_reason().await.unwrap(), reason);
+    }
+}
+
 async fn ask(mut socket: tokio::net::UnixStream) -> String {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     socket.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").await.unwrap();

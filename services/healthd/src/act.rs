@@ -10,6 +10,9 @@ use crate::config::Config;
 use crate::gauge::Gauges;
 use crate::ladder::Rung;
 
+/// What every service stops before. SOURCE: systemd.special(7).
+const SHUTDOWN: &str = "shutdown.target";
+
 /// The service manager.
 #[zbus::proxy(
     interface = "org.freedesktop.systemd1.Manager",
@@ -20,8 +23,6 @@ trait Manager {
     fn restart_unit(&self, name: &str, mode: &str) -> zbus::Result<OwnedObjectPath>;
     fn start_unit(&self, name: &str, mode: &str) -> zbus::Result<OwnedObjectPath>;
     fn load_unit(&self, name: &str) -> zbus::Result<OwnedObjectPath>;
-    #[zbus(property(emits_changed_signal = "false"))]
-    fn system_state(&self) -> zbus::Result<String>;
 }
 
 /// A unit.
@@ -33,6 +34,9 @@ trait Manager {
 trait Unit {
     #[zbus(property(emits_changed_signal = "false"))]
     fn active_state(&self) -> zbus::Result<String>;
+    /// Number and path of what is to be done about it; 0 where nothing is.
+    #[zbus(property(emits_changed_signal = "false"))]
+    fn job(&self) -> zbus::Result<(u32, OwnedObjectPath)>;
 }
 
 /// A service.
@@ -78,17 +82,22 @@ pub(crate) async fn act(bus: &Connection, config: &Config, rung: Rung) -> Result
 
 /// Whether the machine is shutting down in good order.
 pub(crate) async fn is_shutting_down(bus: &Connection) -> bool {
-    let Ok(manager) = ManagerProxy::new(bus).await else { return false };
-    manager.system_state().await.is_ok_and(|state| state == "stopping")
+    // Not the manager's state: that stays "starting" where a start that has not come to its end is given up.
+    let job = async { unit(bus, SHUTDOWN).await?.job().await };
+    job.await.is_ok_and(|(number, _)| number != 0)
+}
+
+async fn unit<'a>(bus: &'a Connection, name: &str) -> zbus::Result<UnitProxy<'a>> {
+    let path = ManagerProxy::new(bus).await?.load_unit(name).await?;
+    UnitProxy::new(bus, path).await
 }
 
 /// State of a unit: `active`, `failed` and so on.
 ///
 /// # Errors
 /// Where there is no service manager, or no such unit.
-pub(crate) async fn unit_state(bus: &Connection, unit: &str) -> zbus::Result<String> {
-    let path = ManagerProxy::new(bus).await?.load_unit(unit).await?;
-    UnitProxy::new(bus, path).await?.active_state().await
+pub(crate) async fn unit_state(bus: &Connection, name: &str) -> zbus::Result<String> {
+    unit(bus, name).await?.active_state().await
 }
 
 /// How the units live.

@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
@@ -25,6 +26,9 @@ const STUB_POLICY: &str = r#"<busconfig><policy user="stub">
   <allow own="org.freedesktop.PolicyKit1"/></policy>
   <policy user="healthd"><allow send_destination="org.freedesktop.PolicyKit1"/><allow send_destination="org.freedesktop.systemd1"/>
   <allow send_destination="org.freedesktop.login1"/></policy></busconfig>"#;
+
+/// The kernel's name of a boot.
+const BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
 
 /// What was asked of the service manager and of logind.
 #[derive(Clone, Debug, Default)]
@@ -54,23 +58,24 @@ impl Systemd {
         OwnedObjectPath::try_from("/job").unwrap()
     }
 
-    fn load_unit(&self, _name: &str) -> OwnedObjectPath {
-        OwnedObjectPath::try_from("/unit").unwrap()
-    }
-
-    #[zbus(property)]
-    fn system_state(&self) -> &str {
-        "running"
+    fn load_unit(&self, name: &str) -> OwnedObjectPath {
+        OwnedObjectPath::try_from(if name == "shutdown.target" { "/shutdown" } else { "/unit" }).unwrap()
     }
 }
 
-struct Unit;
+/// A unit, and whether it has a job.
+struct Unit(Arc<AtomicBool>);
 
 #[zbus::interface(name = "org.freedesktop.systemd1.Unit")]
 impl Unit {
     #[zbus(property)]
     fn active_state(&self) -> &str {
         "active"
+    }
+
+    #[zbus(property)]
+    fn job(&self) -> (u32, OwnedObjectPath) {
+        (self.0.load(Ordering::SeqCst).into(), OwnedObjectPath::try_from("/job").unwrap())
     }
 }
 
@@ -106,6 +111,7 @@ impl Setup {
 pub(crate) struct Machine {
     pub(crate) bus: Bus,
     pub(crate) asked: Asked,
+    pub(crate) shutting_down: Arc<AtomicBool>,
     pub(crate) folder: TempDir,
     pub(crate) client: Connection,
     pub(crate) healthd: Daemon,
@@ -123,18 +129,27 @@ impl Machine {
         let (npud, healthd) = (dist("npud/dist/org.cairn.Npu1.conf"), dist("healthd/dist/org.cairn.Health1.conf"));
         let policies = [npud.as_path(), &healthd, &stub_policy];
         let bus = Bus::with_policies(&policies, &["npud", "healthd", "stub"], &["cairn-infer"]).unwrap();
-        let asked = Asked::default();
-        let stub = stub(&bus, &asked).await;
+        let (asked, shutting_down) = (Asked::default(), Arc::default());
+        let stub = stub(&bus, &asked, &shutting_down).await;
         make_root(folder.path());
         let npud = start_npud(&bus, folder.path(), &setup);
         let healthd = start_healthd(&bus, folder.path(), &setup);
         let client = connection::Builder::address(bus.address()).build().await.unwrap();
-        Self { bus, asked, folder, client, healthd, npud, setup, _stub: stub }
+        Self { bus, asked, shutting_down, folder, client, healthd, npud, setup, _stub: stub }
     }
 
     /// Starts the health daemon again.
     pub(crate) fn start_healthd(&mut self) {
         self.healthd = start_healthd(&self.bus, self.folder.path(), &self.setup);
+    }
+
+    /// Ends the health daemon, and starts it again in another boot.
+    pub(crate) fn boot(&mut self) {
+        self.healthd.terminate().unwrap();
+        let file = self.folder.path().join("root").join(BOOT_ID);
+        let boot = fs::read_to_string(&file).unwrap();
+        fs::write(&file, boot.replacen(|digit: char| digit.is_ascii_digit(), "f", 1)).unwrap();
+        self.start_healthd();
     }
 
     /// Spoils the next job.
@@ -225,10 +240,11 @@ impl Machine {
     }
 }
 
-async fn stub(bus: &Bus, asked: &Asked) -> Connection {
+async fn stub(bus: &Bus, asked: &Asked, shutting_down: &Arc<AtomicBool>) -> Connection {
     let stub = connection::Builder::address(bus.address())
         .serve_at("/org/freedesktop/systemd1", Systemd(asked.clone()))
-        .serve_at("/unit", Unit)
+        .serve_at("/unit", Unit(Arc::default()))
+        .serve_at("/shutdown", Unit(shutting_down.clone()))
         .serve_at("/org/freedesktop/login1", Login(asked.clone()))
         .build()
         .await
@@ -262,7 +278,7 @@ fn make_root(folder: &Path) {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     };
-    write("proc/sys/kernel/random/boot_id", "0a1b2c3d-0000-4000-8000-000000000001\n");
+    write(BOOT_ID, "0a1b2c3d-0000-4000-8000-000000000001\n");
     write("sys/class/thermal/thermal_zone0/type", "npu-thermal\n");
     write("sys/class/thermal/thermal_zone0/temp", "61250\n");
     for core in ["fdab0000.npu", "fdac0000.npu", "fdad0000.npu"] {
