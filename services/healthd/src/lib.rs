@@ -96,7 +96,7 @@ pub async fn run(config: Config) -> Result<()> {
     let source = source::follow(config.kernel_log.clone(), config.kernel_log_is_text, sequence, records);
     let mut source = std::pin::pin!(source);
     let (tell, mut told) = mpsc::channel(RECORDS);
-    tokio::spawn(listen(bus.clone(), tell));
+    listen(&bus, tell).await?;
     let metrics = async {
         match &config.metrics_socket {
             Some(socket) => metrics::serve(socket, &view).await,
@@ -182,22 +182,25 @@ fn begin_boot(state: &mut State, previous: &State, died_of: Option<&'static str>
     state.reset_reason = reason.to_owned();
 }
 
-/// Listens to what the NPU's owner tells, for ever. An owner that is not there, or starts again, is no matter.
-async fn listen(bus: Connection, tell: mpsc::Sender<Hurt>) -> Result<()> {
-    let device = Device1Proxy::builder(&bus).cache_properties(zbus::proxy::CacheProperties::No).build().await?;
+/// Listens to what the NPU's owner tells, from now on and for ever. An owner that is not there, or starts again, is no
+/// matter.
+async fn listen(bus: &Connection, tell: mpsc::Sender<Hurt>) -> Result<()> {
+    let device = Device1Proxy::builder(bus).cache_properties(zbus::proxy::CacheProperties::No).build().await?;
     let mut replaced = device.receive_context_replaced().await?;
-    while let Some(signal) = replaced.next().await {
-        let Ok(args) = signal.args() else { continue };
-        let hurt = Hurt {
-            model: args.model().to_string(),
-            unheard: *args.job() == POOLING_UNHEARD,
-            reason: args.reason().to_string(),
-            kernel_line: args.kernel_line().to_string(),
-        };
-        if tell.send(hurt).await.is_err() {
-            break;
+    tokio::spawn(async move {
+        while let Some(signal) = replaced.next().await {
+            let Ok(args) = signal.args() else { continue };
+            let hurt = Hurt {
+                model: args.model().to_string(),
+                unheard: *args.job() == POOLING_UNHEARD,
+                reason: args.reason().to_string(),
+                kernel_line: args.kernel_line().to_string(),
+            };
+            if tell.send(hurt).await.is_err() {
+                break;
+            }
         }
-    }
+    });
     Ok(())
 }
 
