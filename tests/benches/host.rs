@@ -86,11 +86,12 @@ fn first_and_second<T: Numbers>(value: T::Factor) -> Result<()> {
 }
 
 fn cube(element: ElementType, name: &str, channels: usize) {
-    let extents = [256, 4 * 1024 * 1024 / 256 / channels / element.bytes()];
+    // Some megabytes of the larger side, so that all stay in the same caches.
+    let planes = (channels * element.bytes()).div_ceil(ATOM);
+    let extents = [256, 4 * 1024 * 1024 / 256 / planes / ATOM];
     let cube = Cube::new(extents, Slots::identity(channels, 32), element);
     let (mut host, mut memory) = (vec![1; cube.host_bytes()], vec![0; cube.bytes()]);
     // Planes of empty slots are not touched.
-    let planes = channels.div_ceil(cube.lanes());
     let bytes = [host.len(), planes * cube.pixels() * ATOM];
     let time = best(|| cube.pack(black_box(&host), black_box(&mut memory)));
     line(&format!("{name} cube of {channels} channels: pack"), bytes, time);
