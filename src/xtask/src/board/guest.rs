@@ -172,12 +172,14 @@ fn boot(name: &str, work: &Work<'_>) -> Result<Boot> {
     let (root, archive) = (folder.join(name), folder.join(format!("{name}.cpio")));
     let _ = fs::remove_dir_all(&root);
     fs::create_dir_all(&root)?;
-    // What comes from the archive is unpacked, and the drivers are built, while cargo works.
+    // What comes from the archive is unpacked, and the drivers are built, while cargo works twice: each leaves cores idle.
     thread::scope(|scope| {
         let parts = scope.spawn(|| machine_parts(kernel, &line, &drivers));
+        let host = scope.spawn(|| build_for_host(&["--example", "virtual_board"]));
         system(&root)?;
         programs(&root)?;
         // PANIC: what a thread panicked of is this one's panic.
+        host.join().expect("this machine's programs are built")?;
         parts.join().expect("the machine's parts are made")
     })?;
     let image = kernel.unpacked()?;
@@ -278,8 +280,7 @@ fn programs(root: &Path) -> Result<()> {
         kernel::succeed(cc.arg(step::workspace().join(source)))?;
     }
     copy_tree(&step::workspace().join("tests/models/ssd-oidv4"), &root.join("board/models/ssd-oidv4"))?;
-    copy(&step::workspace().join("services/npud/dist/org.cairn.Npu1.conf"), &root.join("board/org.cairn.Npu1.conf"))?;
-    build_for_host(&["--example", "virtual_board"])
+    copy(&step::workspace().join("services/npud/dist/org.cairn.Npu1.conf"), &root.join("board/org.cairn.Npu1.conf"))
 }
 
 /// What the simulator makes of the model and the picture.
