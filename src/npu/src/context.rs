@@ -108,6 +108,23 @@ impl Context {
         dealt.next().map_or_else(|| Ok(RunReport::default()), |first| spread(hands, first, &mut dealt, &work))
     }
 
+    /// Fills lines of `length` values, each by its number, on the threads of all workers.
+    pub(crate) fn fill_lines<V: Send>(
+        &mut self,
+        values: &mut [V],
+        length: usize,
+        fill: impl Fn(usize, &mut [V]) + Sync,
+    ) -> Result<(), RunError> {
+        let each = (values.len() / length).div_ceil(self.workers.len()).max(1);
+        let mut shares = values.chunks_mut(each * length).enumerate();
+        let work = |_: &mut Worker, (share, values): (usize, &mut [V]), _: &Options, _| {
+            let lines = values.chunks_exact_mut(length).enumerate();
+            lines.for_each(|(line, values)| fill(share * each + line, values));
+            Ok(RunReport::default())
+        };
+        self.on_workers(|_, _| shares.next(), work).map(drop)
+    }
+
     /// Bytes of device memory that the context holds, without resident weights.
     pub fn device_bytes(&self) -> u64 {
         self.workers.iter().map(Worker::device_bytes).sum()

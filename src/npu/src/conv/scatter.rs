@@ -14,7 +14,6 @@ use half::f16;
 use crate::context::Context;
 use crate::conv::finish::check_bias;
 use crate::conv::numbers::{Gives, Output};
-use crate::conv::piece::split;
 use crate::conv::run::check_shapes;
 use crate::conv::unfold::Product;
 use crate::conv::{Image, Transposed};
@@ -109,19 +108,10 @@ impl Scattered {
         check_shapes::<Out>(image.shape, self.input, results.len(), self.output)?;
         results.fill(Out::default());
         let (sums, report) = self.product.run(context, &self.first(image))?;
-        let [oh, ow, channels] = self.output;
-        std::thread::scope(|scope| {
-            let mut rest = results;
-            for rows in split(oh, context.workers.len()) {
-                let (own, others) = std::mem::take(&mut rest).split_at_mut(rows.len() * ow * channels);
-                rest = others;
-                let sums = &sums;
-                scope.spawn(move || {
-                    let lines = rows.zip(own.chunks_exact_mut(ow * channels));
-                    lines.for_each(|(y, results)| self.line(sums, y, results));
-                });
-            }
-        });
+        let [_, ow, channels] = self.output;
+        let filled = context.fill_lines(results, ow * channels, |y, line| self.line(&sums, y, line));
+        // A part of a result is never handed out.
+        filled.inspect_err(|_| results.fill(Out::default()))?;
         Ok(report)
     }
 

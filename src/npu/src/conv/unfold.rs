@@ -12,7 +12,6 @@ use std::time::Duration;
 use crate::context::Context;
 use crate::conv::finish::{Finish, check_bias};
 use crate::conv::numbers::{Element, Gives, Output};
-use crate::conv::piece::split;
 use crate::conv::run::check_shapes;
 use crate::conv::{Conv, Image};
 use crate::emit::Kind;
@@ -201,7 +200,7 @@ where
     pub fn run(&self, context: &mut Context, image: Image<'_, In>, results: &mut [Out]) -> Result<RunReport, RunError> {
         check_shapes::<Out>(image.shape, self.input, results.len(), self.output)?;
         results.fill(Out::default());
-        let first = self.unfold(&image, context.workers.len());
+        let first = self.unfold(context, &image)?;
         let (sums, report) = self.product.run(context, &first)?;
         let rows = sums.chunks_exact(self.product.shape.columns);
         let channels = self.output[2];
@@ -214,26 +213,19 @@ where
         Ok(report)
     }
 
-    /// The inputs of each output side by side, by `threads` threads.
-    fn unfold(&self, image: &Image<'_, In>, threads: usize) -> Vec<<In::Product as Numbers>::Factor> {
+    /// The inputs of each output side by side.
+    fn unfold(
+        &self,
+        context: &mut Context,
+        image: &Image<'_, In>,
+    ) -> Result<Vec<<In::Product as Numbers>::Factor>, RunError> {
         let Shape { rows, depth, .. } = self.product.shape;
         let mut matrix = vec![Default::default(); rows * depth];
         let values = In::factors(image.values);
-        let line = self.output[1] * depth;
-        std::thread::scope(|scope| {
-            let mut rest = matrix.as_mut_slice();
-            for lines in split(self.output[0], threads) {
-                let (own, others) = rest.split_at_mut(lines.len() * line);
-                rest = others;
-                let values = &values;
-                scope.spawn(move || {
-                    for (y, matrix) in lines.zip(own.chunks_exact_mut(line)) {
-                        matrix.chunks_exact_mut(depth).enumerate().for_each(|(x, row)| self.place(values, [y, x], row));
-                    }
-                });
-            }
-        });
-        matrix
+        context.fill_lines(&mut matrix, self.output[1] * depth, |y, line| {
+            line.chunks_exact_mut(depth).enumerate().for_each(|(x, row)| self.place(&values, [y, x], row));
+        })?;
+        Ok(matrix)
     }
 
     /// The inputs of one output.

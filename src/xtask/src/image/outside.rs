@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -146,9 +146,8 @@ struct Wanted {
 }
 
 /// Answers the requests of a connection until its end.
-fn talk(stream: TcpStream, folder: &Path, journal: &Journal) -> Result<()> {
+fn talk(mut stream: TcpStream, folder: &Path, journal: &Journal) -> Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
-    let mut stream = stream;
     loop {
         let mut request = Vec::new();
         for line in reader.by_ref().lines() {
@@ -224,7 +223,7 @@ fn answer(stream: &mut TcpStream, wanted: &Wanted, folder: &Path, journal: &Jour
 
 /// Where a bundle of that name is, for the guest.
 pub(super) fn url(port: u16, bundle: &Path) -> Result<String> {
-    let name: PathBuf = bundle.file_name().context("a bundle has a name")?.into();
+    let name = bundle.file_name().context("a bundle has a name")?;
     Ok(format!("http://{ADDRESS}:{port}/{}", name.display()))
 }
 
