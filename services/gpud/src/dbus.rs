@@ -20,7 +20,7 @@ use zbus::object_server::SignalEmitter;
 use zbus::wire::OwnedVariant;
 use zbus::{Connection, OwnedObjectPath, Variant, connection};
 
-use crate::generate::{Answer, Piece, generate};
+use crate::generate::{Answer, Asked, Piece, ask, generate};
 use crate::service::{Event, Model, Service};
 use crate::stream::Stream;
 
@@ -350,7 +350,10 @@ impl TextGeneration {
         let job = self.server.jobs.create("generate", MANAGE_LANGUAGE_MODELS, client).await?;
         let path = job.path();
         let span = tracing::info_span!("request", id = %path, model = self.model.name, transport = "dbus");
-        let request = Request { service: self.server.service.clone(), model: self.model.name.clone(), chat, deadline };
+        let service = self.server.service.clone();
+        // Before the client has its answer: what it asks next comes after this.
+        let asked = ask(&service, &self.model.name, chat);
+        let request = Request { service, asked, deadline };
         tokio::spawn(serve(request, job, stream, fill).instrument(span));
         Ok((path, reader.into()))
     }
@@ -359,13 +362,13 @@ impl TextGeneration {
 /// A request that has its job.
 struct Request {
     service: Service,
-    model: String,
-    chat: Chat,
+    asked: Result<Asked>,
     deadline: Option<Instant>,
 }
 
 /// Answers until all is said, the job is cancelled, or the client does not want it any more.
 async fn serve(request: Request, job: JobHandle, stream: Stream, fill: impl Future<Output = ()> + Send + 'static) {
+    let Request { service, asked, deadline } = request;
     let mut fill = tokio::spawn(fill);
     let (steps, progress) = watch::channel((0, "waiting".to_owned()));
     let mut written = 0u64;
@@ -386,14 +389,14 @@ async fn serve(request: Request, job: JobHandle, stream: Stream, fill: impl Futu
         steps.send_replace(step);
         Ok(())
     };
-    let answer = generate(&request.service, &request.model, &request.chat, request.deadline, give);
+    let answer = async { generate(&service, asked?, deadline, give).await };
     let result = tokio::select! {
         result = answer => result,
         () = job.ended() => Err(Failure::new(ErrorCode::Cancelled, "the job was cancelled")),
         _ = &mut fill => Err(Failure::new(ErrorCode::Cancelled, "the client closed its pipe")),
         never = report(&job, progress) => match never {},
     };
-    request.service.count(&result);
+    service.count(&result);
     match &result {
         Ok(answer) => tracing::debug!(tokens = answer.usage.completion_tokens, "answered"),
         Err(failure) => tracing::debug!(%failure, "not answered"),

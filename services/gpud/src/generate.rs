@@ -9,7 +9,7 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 
 use crate::http_client::{failure_of, refusal, whole};
-use crate::service::{Service, Size, Work};
+use crate::service::{Admitted, Service, Size, Work};
 use crate::sse::{Event, Events};
 
 /// Something that happened to an answer.
@@ -31,29 +31,46 @@ pub(crate) struct Answer {
     pub(crate) placement: String,
 }
 
+/// A chat that has its place in the queue.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    chat: Chat,
+    admitted: Admitted,
+    received: Instant,
+}
+
+/// Admits a chat. Chats are answered in the order of these calls.
+///
+/// # Errors
+/// Why it is refused.
+pub(crate) fn ask(service: &Service, model: &str, chat: Chat) -> Result<Asked> {
+    let received = Instant::now();
+    if service.model(model)?.header.is_embedding {
+        return Err(Failure::new(ErrorCode::Unsupported, format!("{model:?} makes embeddings, no text")));
+    }
+    let size = Size { prompt_bytes: chat.bytes(), tokens: chat.options.max_tokens };
+    let admitted = service.admit(model, chat.options.priority, size)?;
+    Ok(Asked { chat, admitted, received })
+}
+
 /// Answers a chat. `give` takes each piece, and ends the answer with its error. Dropping the future cancels it.
 ///
 /// # Errors
 /// Why there is no answer, or no more of it.
 pub(crate) async fn generate(
     service: &Service,
-    model: &str,
-    chat: &Chat,
+    asked: Asked,
     deadline: Option<Instant>,
     mut give: impl FnMut(Piece) -> Result<()>,
 ) -> Result<Answer> {
-    let received = Instant::now();
-    if service.model(model)?.header.is_embedding {
-        return Err(Failure::new(ErrorCode::Unsupported, format!("{model:?} makes embeddings, no text")));
-    }
-    let size = Size { prompt_bytes: chat.bytes(), tokens: chat.options.max_tokens };
-    let waiting = |before| give(Piece::Waiting(before));
-    let mut work = service.take(model, chat.options.priority, size, deadline, waiting).await?;
+    let Asked { chat, admitted, received } = asked;
+    give(Piece::Waiting(admitted.before()))?;
+    let mut work = admitted.turn(deadline).await?;
     let begin = Instant::now();
     loop {
         let mut reader = Reader { begin, first: None, usage: Usage::default(), finish: String::new() };
         let late = || Failure::new(ErrorCode::DeadlineExceeded, "the deadline passed before the answer was complete");
-        let attempt = tokio::time::timeout_at(work.deadline.into(), reader.read(&work, chat, &mut give)).await;
+        let attempt = tokio::time::timeout_at(work.deadline.into(), reader.read(&work, &chat, &mut give)).await;
         match attempt.map_err(|_| late())? {
             Ok(()) => {
                 work.succeeded().await;

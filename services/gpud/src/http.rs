@@ -157,7 +157,7 @@ impl Front {
         let size = Size { prompt_bytes: body.len(), tokens };
         let span = tracing::info_span!("request", model, transport = "http");
         let work = async {
-            let work = self.service.take(&model, Priority::Interactive, size, None, |_| Ok(())).await?;
+            let work = self.service.admit(&model, Priority::Interactive, size)?.turn(None).await?;
             let answer = tokio::time::timeout_at(work.deadline.into(), work.server.client().post(path, body)).await;
             let late = || Failure::new(ErrorCode::DeadlineExceeded, "the deadline passed before the answer began");
             match answer.map_err(|_| late())? {

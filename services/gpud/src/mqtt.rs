@@ -3,9 +3,9 @@
 //! ```text
 //! delivery ─▶ chat ─▶ answer, piece by piece ─▶ replies, at most one in 50 ms ─▶ the last one ─▶ acknowledgement
 //! ```
-//! Every request that says where its replies go is answered, errors too. Nothing here waits for the broker: text that the
-//! link does not take goes with the next reply. A request that comes again while it is answered is answered once: a broker
-//! sends it again after each lost connection.
+//! Every request that says where its replies go is answered, errors too, in the order in which they come. Nothing here
+//! waits for the broker: text that the link does not take goes with the next reply. A request that comes again while it is
+//! answered is answered once: a broker sends it again after each lost connection.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher as _, RandomState};
@@ -17,7 +17,6 @@ use api::mqtt::{
     ChatModelMeta, ChatReply, ERROR, Envelope, FINAL, JSON, OFFLINE, ONLINE, SEQ, Topics, chat_envelope, decode_chat,
     is_segment, llm_discovery,
 };
-use api::text::Chat;
 use api::{ErrorCode, Failure};
 use bytes::Bytes;
 use kit::mqtt::{Delivery, Event, GOODBYE, LinkError, MqttLink, Publication, goodbye};
@@ -25,7 +24,7 @@ use tokio::sync::{broadcast, mpsc};
 use tokio::task::{JoinError, JoinSet};
 use tracing::{Instrument as _, debug, info, warn};
 
-use crate::generate::{Answer, Piece, generate};
+use crate::generate::{Answer, Asked, Piece, ask, generate};
 use crate::service::{Model, Service};
 
 /// The shortest time between two replies to one request.
@@ -185,8 +184,15 @@ impl Front {
         self.again.extend(key.clone().map(|key| (key, Vec::new())));
         let span = tracing::info_span!("request", id = replies.id, model, transport = "mqtt");
         let service = self.service.clone();
+        let expiry = replies.delivery.expiry.and_then(|expiry| Instant::now().checked_add(expiry));
+        // Here, not where it is answered: requests are answered in the order in which they came.
+        let asked = chat.and_then(|chat| {
+            let deadline = crate::dbus::deadline(&chat.options, Instant::now())?;
+            let deadline = [deadline, expiry].into_iter().flatten().min();
+            Ok((ask(&service, &model, chat)?, deadline))
+        });
         let answer = async move {
-            serve(service, model, chat, replies).await;
+            serve(service, asked, replies).await;
             key
         };
         self.running.spawn(answer.instrument(span));
@@ -248,20 +254,17 @@ impl Replies {
     }
 }
 
-async fn serve(service: Service, model: String, chat: api::Result<Chat>, mut replies: Replies) {
+async fn serve(service: Service, asked: api::Result<(Asked, Option<Instant>)>, mut replies: Replies) {
     let (pieces, received) = mpsc::unbounded_channel();
-    let deadline = replies.delivery.expiry.and_then(|expiry| Instant::now().checked_add(expiry));
     let answer = async {
-        let chat = chat?;
-        let asked = crate::dbus::deadline(&chat.options, Instant::now())?;
-        let deadline = [asked, deadline].into_iter().flatten().min();
+        let (asked, deadline) = asked?;
         // The last reply is out when all pieces are; the channel ends with this future.
         let give = move |piece| {
             // Whoever receives them lives as long.
             let _ = pieces.send(piece);
             Ok(())
         };
-        generate(&service, &model, &chat, deadline, give).await
+        generate(&service, asked, deadline, give).await
     };
     let (result, text) = tokio::join!(answer, relay(&mut replies, received));
     service.count(&result);

@@ -1,11 +1,15 @@
 //! One request at a time, first come, first served: cores and GPU are the same for all models.
 
+use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use api::{ErrorCode, Failure, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::unconstrained;
 
 /// The queue.
 #[derive(Clone, Debug)]
@@ -22,11 +26,11 @@ pub(crate) struct Turn {
 }
 
 /// A place in the queue, left when it is dropped.
-#[derive(Debug)]
 pub(crate) struct Place {
     queue: Queue,
     /// Requests before this one, with the one that works.
     pub(crate) before: usize,
+    permit: Pin<Box<dyn Future<Output = OwnedSemaphorePermit> + Send>>,
 }
 
 impl Queue {
@@ -44,7 +48,7 @@ impl Queue {
         self.capacity
     }
 
-    /// Takes a place.
+    /// Takes a place, behind those that were taken before.
     ///
     /// # Errors
     /// `QueueFull`.
@@ -56,7 +60,25 @@ impl Queue {
             Failure::new(ErrorCode::QueueFull, format!("the queue of {} requests is full", self.capacity))
         })?;
         let works = 1 - self.turn.available_permits().min(1);
-        Ok(Place { queue: self.clone(), before: waiting + works })
+        Ok(Place { queue: self.clone(), before: waiting + works, permit: self.line_up() })
+    }
+
+    fn line_up(&self) -> Pin<Box<dyn Future<Output = OwnedSemaphorePermit> + Send>> {
+        let turn = Arc::clone(&self.turn);
+        // PANIC: nobody closes the semaphore.
+        let permit = async move { turn.acquire_owned().await.expect("the semaphore is open") };
+        // The semaphore gives a place when it is first polled, where the task's budget does not keep it from that.
+        let mut permit = Box::pin(unconstrained(permit));
+        match permit.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(permit) => Box::pin(std::future::ready(permit)),
+            Poll::Pending => permit,
+        }
+    }
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Place").field("queue", &self.queue).field("before", &self.before).finish_non_exhaustive()
     }
 }
 
@@ -65,11 +87,10 @@ impl Place {
     ///
     /// # Errors
     /// `DeadlineExceeded`.
-    pub(crate) async fn turn(self, deadline: Instant) -> Result<Turn> {
-        let turn = tokio::time::timeout_at(deadline.into(), Arc::clone(&self.queue.turn).acquire_owned()).await;
+    pub(crate) async fn turn(mut self, deadline: Instant) -> Result<Turn> {
+        let permit = tokio::time::timeout_at(deadline.into(), &mut self.permit).await;
         let late = || Failure::new(ErrorCode::DeadlineExceeded, "the deadline passed in the queue");
-        // PANIC: nobody closes the semaphore.
-        Ok(Turn { _permit: turn.map_err(|_| late())?.expect("the semaphore is open") })
+        Ok(Turn { _permit: permit.map_err(|_| late())? })
     }
 }
 
@@ -94,17 +115,16 @@ mod tests {
         let queue = Queue::new(4);
         let first = queue.enter().unwrap().turn(later()).await.unwrap();
         let (order, mut done) = tokio::sync::mpsc::unbounded_channel();
-        for number in 0..3 {
-            let place = queue.enter().unwrap();
+        let places: Vec<_> = (0..3).map(|_| queue.enter().unwrap()).collect();
+        // Whoever came first is first, also where it looks at its turn last.
+        for (number, place) in places.into_iter().enumerate().rev() {
             assert_eq!(place.before, number + 1);
             let order = order.clone();
-            let turn = async move {
+            let mut turn = Box::pin(async move {
                 let _turn = place.turn(later()).await.unwrap();
                 order.send(number).unwrap();
-            };
-            // Polled once, so that it waits before the next one comes.
-            let mut turn = Box::pin(turn);
-            assert!(futures_poll(turn.as_mut()).await);
+            });
+            assert!(waits(turn.as_mut()).await);
             tokio::spawn(turn);
         }
         assert_eq!(queue.depth(), 3);
@@ -116,8 +136,8 @@ mod tests {
     }
 
     /// Whether a future waits when it is polled once.
-    async fn futures_poll(mut future: std::pin::Pin<&mut impl Future>) -> bool {
-        std::future::poll_fn(|context| std::task::Poll::Ready(future.as_mut().poll(context).is_pending())).await
+    async fn waits(mut future: Pin<&mut impl Future>) -> bool {
+        std::future::poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_pending())).await
     }
 
     #[tokio::test]

@@ -32,7 +32,7 @@ use crate::child::{Ended, Server, Start};
 use crate::config::Config;
 use crate::machine::{self, Gpu};
 use crate::plan::{self, Placement, Room, Wish};
-use crate::queue::{Queue, Turn};
+use crate::queue::{Place, Queue, Turn};
 
 /// Events that a slow listener may miss.
 const EVENTS: usize = 64;
@@ -178,6 +178,16 @@ struct Inner {
     counters: Counters,
     events: broadcast::Sender<Event>,
     next_socket: AtomicU64,
+}
+
+/// A request that has its place in the queue.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    service: Service,
+    model: Arc<Model>,
+    size: Size,
+    received: Instant,
+    place: Place,
 }
 
 /// A request whose turn it is, with the server that is to do it.
@@ -558,18 +568,11 @@ impl Service {
         smaller.is_some()
     }
 
-    /// Takes a request: its turn, and the server that does it. `waiting` is told how many are before it.
+    /// Admits a request: it has its place in the queue.
     ///
     /// # Errors
-    /// Why it is refused, or why the server does not start.
-    pub(crate) async fn take(
-        &self,
-        name: &str,
-        priority: Priority,
-        size: Size,
-        deadline: Option<Instant>,
-        waiting: impl FnOnce(usize) -> Result<()>,
-    ) -> Result<Work> {
+    /// Why it is refused.
+    pub(crate) fn admit(&self, name: &str, priority: Priority, size: Size) -> Result<Admitted> {
         let received = Instant::now();
         self.0.counters.requests.fetch_add(1, Ordering::Relaxed);
         let model = self.model(name)?;
@@ -580,17 +583,7 @@ impl Service {
             }
             _ => {}
         }
-        let place = self.0.queue.enter()?;
-        waiting(place.before)?;
-        let turn = place.turn(deadline.unwrap_or(received + PATIENCE)).await?;
-        let queued = received.elapsed();
-        let deadline = deadline.unwrap_or_else(|| Instant::now() + allowed(size, model.header.context_length));
-        let late = || Failure::new(ErrorCode::DeadlineExceeded, "the deadline passed while the model was loaded");
-        let served = tokio::time::timeout_at(deadline.into(), self.served(name)).await;
-        let (model, server) = served.map_err(|_| late())??;
-        model.users.fetch_add(1, Ordering::Relaxed);
-        *lock(&self.0.running) = Some((model.name.clone(), Instant::now()));
-        Ok(Work { model, server, deadline, queued, service: self.clone(), _turn: turn })
+        Ok(Admitted { service: self.clone(), model, size, received, place: self.0.queue.enter()? })
     }
 
     /// The model of a name as it is now, with its server.
@@ -628,6 +621,30 @@ impl Service {
             Ok(_) => drop(self.0.counters.answered.fetch_add(1, Ordering::Relaxed)),
             Err(failure) => self.0.counters.failure(failure),
         }
+    }
+}
+
+impl Admitted {
+    /// Requests before this one.
+    pub(crate) fn before(&self) -> usize {
+        self.place.before
+    }
+
+    /// Waits for its turn, and for the server that does it.
+    ///
+    /// # Errors
+    /// Why it waits no longer, or why the server does not start.
+    pub(crate) async fn turn(self, deadline: Option<Instant>) -> Result<Work> {
+        let Self { service, model, size, received, place } = self;
+        let turn = place.turn(deadline.unwrap_or(received + PATIENCE)).await?;
+        let queued = received.elapsed();
+        let deadline = deadline.unwrap_or_else(|| Instant::now() + allowed(size, model.header.context_length));
+        let late = || Failure::new(ErrorCode::DeadlineExceeded, "the deadline passed while the model was loaded");
+        let served = tokio::time::timeout_at(deadline.into(), service.served(&model.name)).await;
+        let (model, server) = served.map_err(|_| late())??;
+        model.users.fetch_add(1, Ordering::Relaxed);
+        *lock(&service.0.running) = Some((model.name.clone(), Instant::now()));
+        Ok(Work { model, server, deadline, queued, service, _turn: turn })
     }
 }
 
