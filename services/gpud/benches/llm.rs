@@ -1,7 +1,8 @@
 //! What the daemon adds to llama-server: time and processor time of answers, beside the server alone, in turns.
 //!
 //! All run on this machine at the same time, so only the difference between two lines means something. A busy machine
-//! makes the times of two equal answers differ; what the processes themselves computed it leaves as it is, mostly.
+//! makes the times of two equal answers differ, most of all the server's own time to read the prompt. What a client waits
+//! for the first token beyond that is the daemon's and the transport's share, and hardly blurred.
 
 #[allow(dead_code, reason = "the tests use the rest")]
 #[path = "../tests/stand/mod.rs"]
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 use stand::{Alone, Stand, chat};
 
 /// Turns that are measured.
-const TURNS: usize = 12;
+const TURNS: usize = 24;
 /// The longest answer.
 const TOKENS: u32 = 48;
 /// What the kernel counts a second of the processor in, for programs. SOURCE: USER_HZ, asm-generic/param.h.
@@ -22,18 +23,21 @@ const TICKS: f64 = 100.0;
 /// Who answers.
 const NAMES: [&str; 3] = ["llama-server alone", "gpud, OpenAI's endpoint", "gpud, D-Bus"];
 
-/// One answer: time to its first token, its tokens, and the time from the first to the last.
+/// One answer: time to its first token, of that what the server says it read the prompt for, its tokens, and the time
+/// from the first to the last.
 struct Answer {
     first: Duration,
+    reading: Duration,
     tokens: u64,
     rest: Duration,
 }
 
-/// What one answer took: seconds to the first token, seconds for each after it, and of the processor for each, in the
-/// server and in the daemon.
+/// What one answer took: seconds to the first token, of them beyond the reading, seconds for each after it, and of the
+/// processor for each, in the server and in the daemon.
 #[derive(Clone, Copy)]
 struct Cost {
     first: f64,
+    beyond: f64,
     token: f64,
     server: f64,
     daemon: f64,
@@ -58,6 +62,7 @@ async fn main() {
             let tokens = answer.tokens as f64;
             costs[who].push(Cost {
                 first: answer.first.as_secs_f64(),
+                beyond: answer.first.as_secs_f64() - answer.reading.as_secs_f64(),
                 token: answer.rest.as_secs_f64() / (tokens - 1.0),
                 server: (after.0 - before.0) / tokens,
                 daemon: (after.1 - before.1) / tokens,
@@ -72,7 +77,8 @@ fn print(costs: &[Vec<Cost>; 3]) {
     for (name, costs) in NAMES.iter().zip(costs) {
         let first = spread(costs.iter().map(|cost| cost.first * 1e3), 1);
         let speed = spread(costs.iter().map(|cost| 1.0 / cost.token), 1);
-        println!("  {name:24} first token {first} ms, {speed} tokens/s");
+        let beyond = spread(costs.iter().map(|cost| cost.beyond * 1e3), 2);
+        println!("  {name:24} first token {first} ms, of them not the server's reading {beyond} ms; {speed} tokens/s");
         let server = spread(costs.iter().map(|cost| cost.server * 1e3), 2);
         let daemon = spread(costs.iter().map(|cost| cost.daemon * 1e3), 2);
         println!("  {:24} processor, each token: server {server} ms, daemon {daemon} ms", "");
@@ -84,7 +90,9 @@ fn print(costs: &[Vec<Cost>; 3]) {
             spread(costs.iter().zip(alone).map(|(cost, alone)| (what(cost) / what(alone) - 1.0) * 100.0), 1)
         };
         let (first, token) = (more(|cost| cost.first), more(|cost| cost.token));
-        println!("  {name:24} to the first token {first}, each token {token}");
+        let added = costs.iter().zip(alone).map(|(cost, alone)| (cost.beyond - alone.beyond) / alone.first * 100.0);
+        let added = spread(added, 2);
+        println!("  {name:24} to the first token {first}, of it not the server's reading {added}; each token {token}");
         let whole = more(|cost| cost.server + cost.daemon);
         let daemon = spread(costs.iter().map(|cost| cost.daemon / cost.server * 100.0), 1);
         println!("  {:24} processor {whole}; the daemon beside its server {daemon}", "");
@@ -127,16 +135,18 @@ async fn http(url: &str, question: &str) -> Answer {
     let answer = tokio::task::spawn_blocking(move || {
         let begin = Instant::now();
         let answer = ureq::post(&url).content_type("application/json").send(body.to_string()).expect("an answer");
-        let (mut times, mut tokens) = (Vec::new(), 0);
+        let (mut times, mut tokens, mut reading) = (Vec::new(), 0, 0.0);
         for line in BufReader::new(answer.into_body().into_reader()).lines() {
             let line = line.expect("a line");
             if line.contains("\"content\":\"") {
                 times.push(Instant::now());
             }
             let event = line.strip_prefix("data: ").and_then(|data| serde_json::from_str::<Value>(data).ok());
-            tokens = event.and_then(|event| event.pointer("/usage/completion_tokens")?.as_u64()).unwrap_or(tokens);
+            let Some(event) = event else { continue };
+            tokens = event.pointer("/usage/completion_tokens").and_then(Value::as_u64).unwrap_or(tokens);
+            reading = event.pointer("/timings/prompt_ms").and_then(Value::as_f64).unwrap_or(reading);
         }
-        measured(begin, &times, tokens)
+        measured(begin, &times, tokens, Duration::from_secs_f64(reading / 1e3))
     });
     answer.await.expect("the client does not panic")
 }
@@ -154,11 +164,12 @@ async fn dbus(stand: &Stand, question: &str) -> Answer {
     let times = read.await.expect("the client does not panic");
     stand.end_of(&job).await.expect("a whole answer");
     let details = job.details().await.expect("details");
-    let tokens = u64::try_from(details["completion-tokens"].try_clone().expect("a number")).expect("a number");
-    measured(begin, &times, tokens)
+    let number = |key: &str| u64::try_from(details[key].try_clone().expect("a number")).expect("a number");
+    measured(begin, &times, number("completion-tokens"), Duration::from_micros(number("prompt-us")))
 }
 
-fn measured(begin: Instant, times: &[Instant], tokens: u64) -> Answer {
+fn measured(begin: Instant, times: &[Instant], tokens: u64, reading: Duration) -> Answer {
     let (first, last) = (times[0], times[times.len() - 1]);
-    Answer { first: first - begin, tokens, rest: last - first }
+    assert!(!reading.is_zero(), "the server does not say for how long it read the prompt");
+    Answer { first: first - begin, reading, tokens, rest: last - first }
 }

@@ -428,6 +428,7 @@ fn details(answer: Answer) -> Result<Found> {
         ("cached-tokens", Variant::from(usage.cached_tokens)),
         ("completion-tokens", Variant::from(usage.completion_tokens)),
         ("queued-us", Variant::from(usage.queued_us)),
+        ("prompt-us", Variant::from(usage.prompt_us)),
         ("first-token-us", Variant::from(usage.first_token_us)),
         ("total-us", Variant::from(usage.total_us)),
         ("finish-reason", Variant::from(answer.finish_reason)),

@@ -1,6 +1,6 @@
 //! One chat answered: from the request to pieces of text, the same for D-Bus and MQTT.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use api::text::{Chat, Usage};
 use api::{ErrorCode, Failure, Result};
@@ -157,11 +157,13 @@ impl Reader {
             let cached = usage.pointer("/prompt_tokens_details/cached_tokens").and_then(Value::as_u64);
             self.usage.cached_tokens = cached.unwrap_or(0);
         }
+        if let Some(ms) = data.pointer("/timings/prompt_ms").and_then(Value::as_f64) {
+            self.usage.prompt_us = Duration::try_from_secs_f64(ms / 1e3).map_or(0, micros);
+        }
         Ok(())
     }
 
     fn answer(self, work: &Work, service: &Service, received: Instant) -> Answer {
-        let micros = |duration: std::time::Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         let first = self.first.unwrap_or_else(Instant::now);
         let usage = Usage {
             queued_us: micros(work.queued),
@@ -172,6 +174,10 @@ impl Reader {
         service.count_tokens(&usage);
         Answer { usage, finish_reason: self.finish, placement: work.placement() }
     }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// The request as the server takes it.
@@ -218,7 +224,7 @@ mod tests {
             json!({"choices": [{"delta": {"role": "assistant", "content": null}}]}),
             json!({"choices": [{"delta": {"content": "Hello"}}]}),
             json!({"choices": [{"delta": {}, "finish_reason": "stop"}]}),
-            json!({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2,
+            json!({"choices": [], "timings": {"prompt_ms": 1.5}, "usage": {"prompt_tokens": 9, "completion_tokens": 2,
                 "prompt_tokens_details": {"cached_tokens": 3}}}),
         ] {
             reader
@@ -229,7 +235,10 @@ mod tests {
                 .unwrap();
         }
         assert_eq!(pieces, [Piece::Reading(4, 9), Piece::Text("Hello".into())]);
-        assert_eq!((reader.finish.as_str(), reader.usage.cached_tokens), ("stop", 3));
+        assert_eq!((reader.finish.as_str(), reader.usage.cached_tokens, reader.usage.prompt_us), ("stop", 3, 1500));
+        // Foreign numbers that are no time are none.
+        reader.take(&json!({"timings": {"prompt_ms": -1e300}}), &mut |_| Ok(())).unwrap();
+        assert_eq!(reader.usage.prompt_us, 0);
         let error = json!({"error": {"code": 400, "message": "too long"}});
         assert_eq!(reader.take(&error, &mut |_| Ok(())).unwrap_err().code, ErrorCode::InvalidArgs);
     }

@@ -143,6 +143,8 @@ pub struct Usage {
     pub completion_tokens: u64,
     /// Time in the queue, microseconds.
     pub queued_us: u64,
+    /// What the server took to read the prompt, by its own clock, microseconds.
+    pub prompt_us: u64,
     /// From the start of the work to the first token, microseconds.
     pub first_token_us: u64,
     /// From the request to the end, microseconds.
