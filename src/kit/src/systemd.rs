@@ -38,16 +38,20 @@ pub async fn keep_alive(alive: impl Fn() -> bool) -> Result<()> {
     }
 }
 
-/// Waits until the daemon shall stop: SIGTERM or SIGINT.
+/// Listens for SIGTERM and SIGINT from now on; the future waits until the daemon shall stop. To be called before
+/// [`ready`]: a signal that comes before would end the daemon as a crash does. Must be called inside a runtime.
 ///
 /// # Errors
 /// [`Error::Notify`] where signals cannot be caught.
-pub async fn shutdown() -> Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).map_err(Error::Notify)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Notify)?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+pub fn shutdown() -> impl Future<Output = Result<()>> {
+    let signals = [SignalKind::terminate(), SignalKind::interrupt()].map(signal);
+    async move {
+        let [terminate, interrupt] = signals;
+        let (mut terminate, mut interrupt) = (terminate.map_err(Error::Notify)?, interrupt.map_err(Error::Notify)?);
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        Ok(())
     }
-    Ok(())
 }
