@@ -38,15 +38,17 @@ pub async fn run(driver: Arc<dyn Driver>, monitor: Option<Arc<dyn FaultMonitor>>
     let stopped = Arc::clone(&stop);
     let mqtt = serve_mqtt(&engine, &config, async move { stopped.notified().await });
     let mut mqtt = std::pin::pin!(mqtt);
+    // Who hears of readiness may ask for anything at once: what must be heard is listened to before.
+    let (follow, log, shutdown) = (server.run(), log_events(engine.events()), systemd::shutdown());
     info!(message_id = log::SERVING, models, device = engine.status().device, "serving");
     systemd::ready(&format!("serving {models} models"))?;
     tokio::select! {
-        result = server.run() => result.context("the D-Bus front end ended")?,
+        result = follow => result.context("the D-Bus front end ended")?,
         result = &mut mqtt => result.context("the MQTT front end ended")?,
         result = systemd::keep_alive(|| engine.heartbeat()) => result?,
         result = thermal::watch(&config.thermal, &server, server.connection()) => result?,
-        () = log_events(engine.events()) => {}
-        result = systemd::shutdown() => result?,
+        () = log => {}
+        result = shutdown => result?,
     }
     info!("stopping");
     systemd::stopping()?;

@@ -18,6 +18,7 @@ use api::dbus::{NPU_DEVICE, NPU_NAME, NPU_ROOT, model_path};
 use engine::{Engine, Event, ModelInfo, ThermalLevel};
 use kit::bus::{Authority, Clients, Jobs};
 use tokio::sync::Mutex;
+use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use zbus::object_server::SignalEmitter;
 use zbus::{Connection, connection};
@@ -70,12 +71,16 @@ impl Server {
         self.objects.sync().await
     }
 
-    /// Follows the engine until the bus goes away, which is an error, or the future is dropped.
+    /// Follows the engine from now on, until the bus goes away, which is an error, or the future is dropped.
     ///
     /// # Errors
     /// [`Error::Bus`].
-    pub async fn run(&self) -> Result<()> {
-        let mut events = self.engine.events();
+    pub fn run(&self) -> impl Future<Output = Result<()>> {
+        // What happens before the future is polled first is told as well.
+        self.follow(self.engine.events())
+    }
+
+    async fn follow(&self, mut events: Receiver<Event>) -> Result<()> {
         loop {
             let event = tokio::select! {
                 event = events.recv() => event,
