@@ -73,6 +73,10 @@ async fn faults_in_a_row_climb_the_ladder_and_a_reboot_is_requested_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_level_follows_the_heat_and_the_metrics_show_it() {
     let machine = Machine::start(Setup::default()).await;
+    // Who hears that the daemon is ready finds the metrics.
+    let socket = machine.folder.path().join("metrics");
+    let metrics = ask(tokio::net::UnixStream::connect(&socket).await.unwrap()).await;
+    assert!(metrics.contains("cairn_celsius{of=\"npu-thermal\"} 61.25\n"), "{metrics}");
     let health = machine.health().await;
     assert_eq!(health.thermal_level().await.unwrap(), "normal");
     let mut levels = Health1Proxy::new(&machine.client).await.unwrap().receive_thermal_level_changed().await;
@@ -85,8 +89,7 @@ async fn the_level_follows_the_heat_and_the_metrics_show_it() {
         };
         tokio::time::timeout(PATIENCE, wait).await.unwrap();
     }
-    let socket = tokio::net::UnixStream::connect(machine.folder.path().join("metrics")).await.unwrap();
-    let metrics = ask(socket).await;
+    let metrics = ask(tokio::net::UnixStream::connect(&socket).await.unwrap()).await;
     assert!(metrics.contains("cairn_celsius{of=\"npu-thermal\"} 70\n"), "{metrics}");
 }
 

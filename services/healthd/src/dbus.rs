@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use api::dbus::{CREATE_SUPPORT_BUNDLE, HEALTH_NAME, HEALTH_ROOT, RUN_SELF_TEST, incident_path};
+use api::dbus::{CREATE_SUPPORT_BUNDLE, HEALTH_ROOT, RUN_SELF_TEST, incident_path};
 use api::{ErrorCode, Failure, Result};
 use kit::bus::{Authority, Clients, Found, JobHandle, Jobs, WireOptions, no_options};
 use tokio::sync::mpsc;
@@ -36,7 +36,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Serves all objects on `connection` and then owns the name, so that nobody sees half of them.
+    /// Serves all objects on `connection`. Whoever owns the name does so when there is a picture to show.
     pub(crate) async fn start(
         connection: Connection,
         view: Shared,
@@ -49,7 +49,6 @@ impl Server {
         let health = Health { view: view.clone(), config: Arc::clone(config), jobs, authority, orders };
         connection.object_server().at(HEALTH_ROOT, zbus::fdo::ObjectManager).await?;
         connection.object_server().at(HEALTH_ROOT, health).await?;
-        kit::bus::own(&connection, HEALTH_NAME).await?;
         Ok(Self { connection, view, incidents: VecDeque::new() })
     }
 

@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use api::dbus::Device1Proxy;
+use api::dbus::{Device1Proxy, HEALTH_NAME};
 use api::{ErrorCode, Failure};
 use futures_util::StreamExt as _;
 use kit::systemd;
@@ -91,15 +91,18 @@ pub async fn run(config: Config) -> Result<()> {
         begin_boot(&mut watch.state, &previous, died_of, &config.root);
     }
     watch.measure().await?;
+    // Not before there is a picture: nobody sees half of one.
+    kit::bus::own(&bus, HEALTH_NAME).await.with_context(|| format!("own the name {HEALTH_NAME}"))?;
 
     let (records, mut heard) = mpsc::channel(RECORDS);
     let source = source::follow(config.kernel_log.clone(), config.kernel_log_is_text, sequence, records);
     let mut source = std::pin::pin!(source);
     let (tell, mut told) = mpsc::channel(RECORDS);
     listen(&bus, tell).await?;
+    let listener = config.metrics_socket.as_deref().map(metrics::listen);
     let metrics = async {
-        match &config.metrics_socket {
-            Some(socket) => metrics::serve(socket, &view).await,
+        match listener {
+            Some(listener) => metrics::serve(listener, &view).await,
             None => std::future::pending().await,
         }
     };

@@ -13,11 +13,16 @@ use crate::view::Shared;
 // TIMEOUT: both ends are on this machine.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Answers at `socket` for ever.
-pub(crate) async fn serve(socket: &Path, view: &Shared) -> Result<()> {
+/// Listens at `socket` from now on.
+pub(crate) fn listen(socket: &Path) -> Result<UnixListener> {
     // Ours, of an earlier run.
     let _ = std::fs::remove_file(socket);
-    let listener = UnixListener::bind(socket).with_context(|| format!("listen at {}", socket.display()))?;
+    UnixListener::bind(socket).with_context(|| format!("listen at {}", socket.display()))
+}
+
+/// Answers for ever.
+pub(crate) async fn serve(listener: Result<UnixListener>, view: &Shared) -> Result<()> {
+    let listener = listener?;
     loop {
         let (client, _) = listener.accept().await.context("accept a client of the metrics")?;
         let text = view.get().metrics();
