@@ -95,8 +95,9 @@ pub async fn run(config: Config) -> Result<()> {
     kit::bus::own(&bus, HEALTH_NAME).await.with_context(|| format!("own the name {HEALTH_NAME}"))?;
 
     let (records, mut heard) = mpsc::channel(RECORDS);
+    // A task of its own reads on while this loop measures.
     let source = source::follow(config.kernel_log.clone(), config.kernel_log_is_text, sequence, records);
-    let mut source = std::pin::pin!(source);
+    let mut source = tokio::spawn(source);
     let (tell, mut told) = mpsc::channel(RECORDS);
     listen(&bus, tell).await?;
     let listener = config.metrics_socket.as_deref().map(metrics::listen);
@@ -128,6 +129,7 @@ pub async fn run(config: Config) -> Result<()> {
             Some(record) = heard.recv() => watch.hear(record).await?,
             ended = &mut source, if !deaf => {
                 deaf = true;
+                let ended = ended.context("its reader").and_then(|ended| ended);
                 let why = ended.err().map_or_else(|| "it ended".to_owned(), |error| format!("{error:#}"));
                 watch.trouble("kernel-log", format!("the kernel's log cannot be read: {why}")).await?;
             }
@@ -142,7 +144,16 @@ pub async fn run(config: Config) -> Result<()> {
                 let why = ended.err().map(|error| format!("{error:#}")).unwrap_or_default();
                 watch.trouble("metrics", format!("metrics are not served: {why}")).await?;
             }
-            _ = glance.tick(), if !watch.is_quiet() => watch.tick().await?,
+            _ = glance.tick(), if !watch.is_quiet() => {
+                // What waits was said before now: no incident is settled without what belongs to it.
+                for _ in 0..told.len() {
+                    watch.told(told.recv().await.context("what waits is there")?).await?;
+                }
+                for _ in 0..heard.len() {
+                    watch.hear(heard.recv().await.context("what waits is there")?).await?;
+                }
+                watch.tick().await?;
+            }
             _ = measure.tick() => watch.measure().await?,
             result = &mut shutdown => { result?; break }
         }
