@@ -487,9 +487,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_link_without_a_broker_takes_messages_until_its_queue_is_full_and_closes() {
+        // Nobody else gets the port meanwhile; whoever connects is left at once.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        drop(listener);
+        std::thread::spawn(move || listener.incoming().for_each(drop));
         let mut settings = Settings::new(format!("mqtt://127.0.0.1:{port}"));
         settings.queue = 2;
         settings.first_wait_ms = 600_000;
