@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use zbus::fdo::IntrospectableProxy;
+use zbus::message::Sequence;
 use zbus::wire::OwnedVariant;
 use zbus::{Connection, Variant};
 
@@ -31,7 +32,6 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// SOURCE: de.pengutronix.rauc.Installer.xml of RAUC 1.15.2.
 #[zbus::proxy(interface = "de.pengutronix.rauc.Installer", default_service = "de.pengutronix.rauc", default_path = "/")]
 trait Installer {
-    fn install_bundle(&self, source: &str, args: &HashMap<&str, Variant<'_>>) -> zbus::Result<()>;
     fn info(&self, bundle: &str) -> zbus::Result<(String, String)>;
     fn inspect_bundle(
         &self,
@@ -209,14 +209,17 @@ impl Rauc {
         }
         // Listened to before, so that nothing is missed.
         let watch = Watch::new(&self.proxy).await?;
-        while let Err(error) = self.proxy.install_bundle(&offer.url, &arguments).await {
-            // What was inspected is verified again by its signature; these arguments only make it tighter.
-            match refused_argument(&error, &arguments) {
-                Some(argument) => arguments.remove(argument),
-                None => return Err(failure(&error)),
+        let begun = loop {
+            match self.proxy.inner().call_method("InstallBundle", &(&offer.url, &arguments)).await {
+                Ok(reply) => break reply.recv_position(),
+                // What was inspected is verified again by its signature; these arguments only make it tighter.
+                Err(error) => match refused_argument(&error, &arguments) {
+                    Some(argument) => arguments.remove(argument),
+                    None => return Err(failure(&error)),
+                },
             };
-        }
-        watch.end(&self.proxy, progress).await
+        };
+        watch.end(&self.proxy, begun, progress).await
     }
 
     /// Waits until RAUC does nothing, if it does anything.
@@ -228,7 +231,7 @@ impl Rauc {
         if !self.is_busy().await? {
             return Ok(());
         }
-        watch.end(&self.proxy, progress).await
+        watch.end(&self.proxy, Sequence::default(), progress).await
     }
 
     /// Marks the slot that runs as good. Tries again while RAUC is busy.
@@ -289,10 +292,20 @@ impl Watch {
         })
     }
 
-    async fn end(mut self, proxy: &InstallerProxy<'_>, mut progress: impl FnMut(Progress)) -> Result<(), Failure> {
+    /// Waits for the end of what RAUC had begun at the message `begun`.
+    async fn end(
+        mut self,
+        proxy: &InstallerProxy<'_>,
+        begun: Sequence,
+        mut progress: impl FnMut(Progress),
+    ) -> Result<(), Failure> {
         loop {
             tokio::select! {
                 Some(end) = self.completed.next() => {
+                    if end.message().recv_position() < begun {
+                        // Another's, which made room for ours.
+                        continue;
+                    }
                     if end.args().map_err(|error| failure(&error))?.result == 0 {
                         return Ok(());
                     }
