@@ -239,10 +239,11 @@ impl System {
 
     /// Starts the machine anew, from a slot with a version in it.
     pub(crate) async fn boot(&mut self, slot: &str, version: &str) {
+        // First of all: what runs may write there as well.
+        self.power_off();
         let text = fs::read_to_string(self.path("bootloader")).unwrap();
         let (before, _) = text.rsplit_once("current=").unwrap();
         fs::write(self.path("bootloader"), format!("{before}current={slot}\n")).unwrap();
-        self.power_off();
         self.kernel_starts(version);
         self.start_rauc(slot).await;
         self.start_otad();
@@ -430,6 +431,12 @@ impl System {
         text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('=')).unwrap().to_owned()
     }
 
+    /// How many bytes of a payload slot B has.
+    pub(crate) fn written(&self, payload: &[u8]) -> usize {
+        let slot = fs::read(&self.slots[1].device).unwrap();
+        slot.iter().zip(payload).take_while(|(one, other)| one == other).count()
+    }
+
     /// Checks that no slot was written since the machine was made.
     pub(crate) fn check_untouched(&self) {
         for slot in &self.slots {
@@ -451,7 +458,7 @@ impl System {
 /// Waits until something has come to pass.
 pub(crate) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let wait = async {
-        let mut look = tokio::time::interval(Duration::from_millis(20));
+        let mut look = tokio::time::interval(Duration::from_millis(5));
         while !condition() {
             look.tick().await;
         }
