@@ -1,7 +1,7 @@
 //! A program of this workspace as a process that says when it serves.
 
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -99,7 +99,8 @@ impl Daemon {
             match self.notifications.recv(&mut message) {
                 Ok(len) if String::from_utf8_lossy(&message[..len]).lines().any(|line| line == state) => return Ok(()),
                 Ok(_) => {}
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                // A wait with a limit is not gone on with after a process was stopped and continued. SOURCE: signal(7).
+                Err(error) if matches!(error.kind(), WouldBlock | TimedOut | Interrupted) => {
                     if let Some(status) = self.process.child().try_wait()? {
                         bail!("the daemon ended with {status} before {state}:\n{}", self.log());
                     }
