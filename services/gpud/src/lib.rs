@@ -59,6 +59,7 @@ pub async fn run(config: Config) -> Result<()> {
     let mut mqtt = std::pin::pin!(mqtt);
     let models = service.models().len();
     info!(message_id = log::SERVING, models, device = service.device(), "serving");
+    let shutdown = systemd::shutdown();
     systemd::ready(&format!("serving {models} language models"))?;
     let alive = Arc::new(std::sync::Mutex::new(Instant::now()));
     let pulse = Arc::clone(&alive);
@@ -71,7 +72,7 @@ pub async fn run(config: Config) -> Result<()> {
         result = thermal::watch(&config.thermal, &server) => result?,
         () = service.watch_idle() => {}
         () = beat(&alive) => {}
-        result = systemd::shutdown() => result?,
+        result = shutdown => result?,
     }
     info!("stopping");
     systemd::stopping()?;
