@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use half::f16;
-use npu::conv::Image;
+use npu::conv::{Conv, Image};
 use npu::matmul::{F16ToF32, I4, I8, Matrix, Requantised};
 use npu::{
     Activation, Affinity, Chip, Context, ElementNumber, ElementOp, Options, PoolKind, Quant, RunError, Trace, Window,
@@ -111,6 +111,35 @@ fn requantised_products_refuse_lists_and_weights_that_do_not_fit() {
     let mut foreign = self::context(1).1.pack_requantised(b, &plain, 4).unwrap();
     let error = context.matmul_requantised_resident(a, &mut foreign, &mut [0; 4 * 64]).unwrap_err();
     assert_eq!(error.to_string(), "the weights belong to another context");
+}
+
+/// What is left out would be missing from the results.
+#[test]
+fn weights_of_more_workers_than_a_context_has_are_refused() {
+    let simulator = Simulator::new(Sim::batched());
+    let files: Vec<_> = (0..3).map(|_| simulator.open().unwrap()).collect();
+    let of = |files: &[Arc<dyn Device>]| Context::new(files, &Chip::RK3588, Options::default()).unwrap();
+    let (mut three, mut one) = (of(&files), of(&files[..1]));
+    let (a, b) = ([1i8; 12 * 32], [1i8; 64 * 32]);
+    let quant = Quant { scale: 1.0, zero_point: 0 };
+    let meaning = Requantised {
+        first: quant,
+        scales: &[1.0],
+        zero_points: &[],
+        bias: &[],
+        result: quant,
+        activation: Activation::None,
+    };
+    let mut weights = three.pack_requantised(Matrix::new(&b, 64, 32).unwrap(), &meaning, 4).unwrap();
+    let first = Matrix::new(&a, 12, 32).unwrap();
+    let error = one.matmul_requantised_resident(first, &mut weights, &mut [0; 12 * 64]).unwrap_err();
+    assert_eq!(error.to_string(), "weights of 3 workers, the context has 1");
+    let (picture, filter) = ([1i8; 12 * 12 * 2], [1i8; 6]);
+    let mut loaded = three.load_conv::<i8, i32>([12, 12, 2], &Conv::direct(Window::POINT, 3, &filter)).unwrap();
+    let picture = Image::new(&picture, [12, 12, 2]).unwrap();
+    let error = loaded.run(&mut one, picture, &mut [0; 12 * 12 * 3]).unwrap_err();
+    assert_eq!(error.to_string(), "weights of 3 workers, the context has 1");
+    assert_eq!(simulator.counters().jobs, 0, "nothing was submitted");
 }
 
 trait Number: ElementNumber + Into<i64> + TryFrom<i64> {

@@ -90,6 +90,21 @@ impl Context {
         outcome
     }
 
+    /// Refuses weights that lie in parts on `devices` unless each part has its worker here, so that none is left out.
+    pub(crate) fn check_own<'a>(
+        &self,
+        devices: impl ExactSizeIterator<Item = &'a Arc<dyn Device>>,
+    ) -> Result<(), Unsupported> {
+        let (parts, workers) = (devices.len(), self.workers.len());
+        if devices.zip(&self.workers).any(|(device, worker)| !Arc::ptr_eq(device, &worker.device)) {
+            return Err(Unsupported::new("the weights belong to another context"));
+        }
+        if parts > workers {
+            return Err(Unsupported::new(format!("weights of {parts} workers, the context has {workers}")));
+        }
+        Ok(())
+    }
+
     /// Runs `work` for each part on a worker of its own: the first on this thread, the others on theirs. Where cores must not
     /// work at once, one after the other. `deal`, on this thread, gives each worker its part until there is none.
     pub(crate) fn on_workers<P: Send>(

@@ -108,7 +108,8 @@ where
     /// Runs it for one picture.
     ///
     /// # Errors
-    /// As [`Context::conv2d`]; [`RunError::Unsupported`] also for another context than that of the weights.
+    /// As [`Context::conv2d`]; [`RunError::Unsupported`] also for another context than that of the weights, or one of fewer
+    /// workers.
     pub fn run(
         &mut self,
         context: &mut Context,
@@ -116,10 +117,7 @@ where
         results: &mut [Out],
     ) -> Result<RunReport, RunError> {
         let Self { plan, workers } = self;
-        let pairs = workers.iter().zip(&context.workers);
-        if !pairs.into_iter().all(|(loaded, worker)| Arc::ptr_eq(&loaded.device, &worker.device)) {
-            return Err(Unsupported::new("the weights belong to another context").into());
-        }
+        context.check_own(workers.iter().map(|loaded| &loaded.device))?;
         check_shapes::<Out>(image.shape, plan.input, results.len(), plan.output)?;
         let mut shares = shares(plan, workers, &image, results).into_iter();
         let outcome = context.on_workers(|_, _| shares.next(), |_, mut share, options, _| share.run(options.deadline));

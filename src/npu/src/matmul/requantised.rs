@@ -131,17 +131,14 @@ impl Context {
     /// A product with a resident second factor. `c`: `[a.rows, columns]`. Any number of rows.
     ///
     /// # Errors
-    /// As [`Context::matmul_requantised`], and for weights of another context.
+    /// As [`Context::matmul_requantised`], and for weights of another context or of more workers.
     pub fn matmul_requantised_resident(
         &mut self,
         a: Matrix<'_, i8>,
         b: &mut RequantisedWeights,
         c: &mut [i8],
     ) -> Result<RunReport, RunError> {
-        let own = b.parts.iter().zip(&self.workers).all(|(part, worker)| Arc::ptr_eq(&part.device, &worker.device));
-        if !own {
-            return Err(Unsupported::new("the weights belong to another context").into());
-        }
+        self.check_own(b.parts.iter().map(|part| &part.device))?;
         if a.columns() != b.depth {
             return Err(Unsupported::new(format!("a depth of {} and weights of depth {}", a.columns(), b.depth)).into());
         }
