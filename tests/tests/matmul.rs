@@ -8,6 +8,7 @@
 
 mod place;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use half::{bf16, f16};
@@ -15,6 +16,7 @@ use npu::matmul::{
     Bf16, F16, F16ToF32, GroupNumbers, I4, I8, I16, MatmulPlan, Matrix, Numbers, Product, Scaled, Shape, Tf32, pad_rows,
 };
 use npu::{Chip, Context, OperandReuse, Options, RunError};
+use npu_device::{Device, Driver};
 use npu_sim::{Lever, Options as Sim, Simulator};
 use place::Place;
 use rand::rngs::StdRng;
@@ -160,6 +162,7 @@ enum Path {
     OneShot,
     Batch(usize),
     Resident,
+    ResidentBatch(usize),
     Stream(usize),
 }
 
@@ -262,7 +265,7 @@ fn check<T: Case>(shape: [usize; 3], path: Path, mode: Mode) {
 fn check_modes<T: Case>([rows, depth, columns]: [usize; 3], path: Path, modes: &[Mode]) {
     let mut rng = StdRng::seed_from_u64((rows * 7 + depth * 3 + columns) as u64);
     let count = match path {
-        Path::Batch(count) | Path::Stream(count) => count,
+        Path::Batch(count) | Path::ResidentBatch(count) | Path::Stream(count) => count,
         Path::OneShot | Path::Resident => 1,
     };
     let a: Vec<_> = (0..count).map(|_| random::<T>(&mut rng, rows * depth)).collect();
@@ -284,10 +287,15 @@ fn check_modes<T: Case>([rows, depth, columns]: [usize; 3], path: Path, modes: &
                 let weights = context.pack_weights::<T>(second[0]).unwrap();
                 context.matmul_resident::<T>(first[0], &weights, results[0])
             }
+            Path::ResidentBatch(_) => {
+                let weights = context.pack_batch::<T>(&second).unwrap();
+                context.matmul_batch_resident::<T>(&first, &weights, &mut results)
+            }
         };
         outcome.unwrap_or_else(|error| panic!("{what}: {error}; {:?}", simulator.faults()));
         let shape = Shape { rows: pad_rows(rows), depth, columns };
-        let plan = if path == Path::Resident { MatmulPlan::resident } else { MatmulPlan::new };
+        let resident = matches!(path, Path::Resident | Path::ResidentBatch(_));
+        let plan = if resident { MatmulPlan::resident } else { MatmulPlan::new };
         let tiles = plan(context.chip(), T::PRODUCT, shape, &options(mode)).unwrap().tiles().depth;
         c.iter().zip(&sums).for_each(|(c, sums)| compare::<T>(&what, c, sums, depth, tiles));
     }
@@ -320,9 +328,12 @@ fn check_paths<T: Case>() {
     SHAPES[1..].iter().for_each(|shape| check_modes::<T>(*shape, Path::OneShot, &[STOCK, BATCHED]));
     // Small tiles have as many edges in a small shape.
     check::<T>([28, 160, 192], Path::OneShot, SMALL_TILES);
-    for path in [Path::Batch(4), Path::Resident, Path::Stream(2)] {
+    for path in [Path::Batch(4), Path::Resident, Path::ResidentBatch(4), Path::Stream(2)] {
         check_modes::<T>([60, 800, 320], path, &[STOCK, BATCHED]);
     }
+    // Of one product, of fewer than workers, on one worker, and with edges of tiles in every direction.
+    check_modes::<T>([8, 96, 64], Path::ResidentBatch(1), &[BATCHED, SINGLE]);
+    check_modes::<T>([28, 160, 192], Path::ResidentBatch(2), &[SINGLE, SMALL_TILES, SHARED_FEATURES, SHARED_WEIGHTS]);
     check::<T>([1000, 96, 64], Path::Resident, BATCHED);
 }
 
@@ -344,7 +355,7 @@ fn check_rk3576<T: Case>(deep: usize) {
     }
     check::<T>([100, 160, 224], Path::OneShot, RK3576_SINGLE);
     check::<T>([100, 160, 224], Path::OneShot, RK3576_SMALL_TILES);
-    for path in [Path::Batch(4), Path::Resident, Path::Stream(2)] {
+    for path in [Path::Batch(4), Path::Resident, Path::ResidentBatch(4), Path::Stream(2)] {
         check::<T>([60, 320, 160], path, RK3576);
         check::<T>([60, 320, 160], path, RK3576_SINGLE);
     }
@@ -404,6 +415,7 @@ fn sixteen_bit_integers_saturate_on_every_path() {
     }
     check::<I16>([60, 800, 320], Path::Batch(3), BATCHED);
     check::<I16>([60, 800, 320], Path::Resident, BATCHED);
+    check::<I16>([60, 800, 320], Path::ResidentBatch(4), BATCHED);
 }
 
 /// Options drawn at random: none of them may change an exact result, or a real one beyond its bound.
@@ -542,6 +554,45 @@ fn weights_packed_once_serve_every_number_of_rows() {
     }
 }
 
+/// Products of a batch, and of each alone, bit by bit.
+fn check_batch_packed_once<T: Case>(mode: Mode) {
+    let (items, depth, columns) = (5, 16 * T::PRODUCT.depth_group(), 192);
+    let mut rng = StdRng::seed_from_u64(17);
+    let (simulator, mut context) = context(mode);
+    let b: Vec<_> = (0..items).map(|_| random::<T>(&mut rng, columns * depth)).collect();
+    let b: Vec<_> = b.iter().map(|b| Matrix::new(b, columns, depth).unwrap()).collect();
+    let weights = context.pack_batch::<T>(&b).unwrap();
+    let alone: Vec<_> = b.iter().map(|b| context.pack_weights::<T>(*b).unwrap()).collect();
+    let (held, mut before) = (weights.device_bytes(), Vec::new());
+    for rows in [60, 4, 256, 60] {
+        let a: Vec<_> = (0..items).map(|_| random::<T>(&mut rng, rows * depth)).collect();
+        let a: Vec<_> = a.iter().map(|a| Matrix::new(a, rows, depth).unwrap()).collect();
+        let mut c = vec![vec![T::Sum::default(); rows * columns]; items];
+        let mut results: Vec<&mut [T::Sum]> = c.iter_mut().map(Vec::as_mut_slice).collect();
+        let outcome = context.matmul_batch_resident::<T>(&a, &weights, &mut results);
+        outcome.unwrap_or_else(|error| panic!("{} {rows} rows: {error}; {:?}", T::PRODUCT, simulator.faults()));
+        for ((a, weights), found) in a.iter().zip(&alone).zip(&c) {
+            let mut each = vec![T::Sum::default(); rows * columns];
+            context.matmul_resident::<T>(*a, weights, &mut each).unwrap();
+            assert!(found.iter().map(|sum| T::found(*sum)).eq(each.into_iter().map(T::found)), "{rows} rows");
+        }
+        assert_eq!(weights.device_bytes(), held, "nothing is packed again");
+        let found: Vec<_> = c.iter().flatten().map(|sum| T::found(*sum)).collect();
+        assert_ne!(found, before, "other first factors, other results");
+        before = found;
+    }
+}
+
+#[test]
+fn a_batch_packed_once_is_each_product_alone_for_every_number_of_rows() {
+    check_batch_packed_once::<F16>(BATCHED);
+    check_batch_packed_once::<I8>(STOCK);
+    check_batch_packed_once::<Tf32>(SINGLE);
+    if place::has(Sim::rk3576()) {
+        check_batch_packed_once::<I8>(RK3576);
+    }
+}
+
 #[test]
 fn results_depend_neither_on_workers_nor_on_batching() {
     let [rows, depth, columns] = [60, 1056, 320];
@@ -597,9 +648,23 @@ fn a_batch_is_one_job_of_each_worker() {
     let mut c = vec![vec![0; 4 * 32]; 6];
     let mut results: Vec<&mut [i32]> = c.iter_mut().map(Vec::as_mut_slice).collect();
     context.matmul_batch::<I8>(&a, &b, &mut results).unwrap();
-    let counters = simulator.counters();
-    assert_eq!((counters.jobs, counters.kicks, counters.tasks), (3, 3, 6));
-    assert!(c.iter().flatten().all(|sum| *sum == 32));
+    let counted = || {
+        let counters = simulator.counters();
+        (counters.jobs, counters.kicks, counters.tasks)
+    };
+    assert_eq!(counted(), (3, 3, 6));
+    let weights = context.pack_batch::<I8>(&b).unwrap();
+    assert_eq!(weights.items(), 6);
+    for calls in [2, 3] {
+        results.iter_mut().for_each(|result| result.fill(0));
+        context.matmul_batch_resident::<I8>(&a, &weights, &mut results).unwrap();
+        assert_eq!(counted(), (3 * calls, 3 * calls, 6 * calls));
+        assert!(results.iter().all(|result| result.iter().all(|sum| *sum == 32)));
+    }
+    // Two, two and one.
+    let weights = context.pack_batch::<I8>(&b[..5]).unwrap();
+    context.matmul_batch_resident::<I8>(&a[..5], &weights, &mut results[..5]).unwrap();
+    assert_eq!(counted(), (12, 12, 23));
 }
 
 fn refusal(product: impl FnOnce(&mut Context) -> Result<npu::RunReport, RunError>) -> String {
@@ -641,6 +706,11 @@ fn refused_rows<T: Case>() {
         context.matmul_resident::<T>(a, &weights, &mut c)
     });
     assert_eq!(resident, expected, "resident");
+    let batch = refusal(|context| {
+        let weights = context.pack_batch::<T>(&[b])?;
+        context.matmul_batch_resident::<T>(&[a], &weights, &mut [&mut c])
+    });
+    assert_eq!(batch, expected, "a resident batch");
     let shape = Shape { rows: 1, depth: 32, columns: 64 };
     let planned = MatmulPlan::new(&Chip::RK3588, T::PRODUCT, shape, &Options::default()).unwrap_err();
     assert_eq!(planned.what, expected, "planner");
@@ -682,6 +752,110 @@ fn operands_that_do_not_fit_are_refused_by_name() {
         context.matmul_resident::<I8>(first, &weights, &mut c)
     });
     assert_eq!(foreign, "the weights belong to another context");
+}
+
+/// The refusal of a batch of two products of 4 × 64 × 64, with these first factors and results.
+fn refused_batch(first: &[Matrix<'_, i8>], results: &mut [&mut [i32]]) -> String {
+    let b = [3_i8; 64 * 64];
+    refusal(|context| {
+        let weights = context.pack_batch::<I8>(&[Matrix::new(&b, 64, 64)?; 2])?;
+        context.matmul_batch_resident::<I8>(first, &weights, results)
+    })
+}
+
+fn refused_packing<T: Case>(second: &[Matrix<'_, T::Factor>]) -> String {
+    refusal(|context| context.pack_batch::<T>(second).map(|_| npu::RunReport::default()))
+}
+
+#[test]
+fn a_resident_batch_that_does_not_fit_is_refused_by_name() {
+    let (a, mut c, mut d) = (vec![0_i8; 128 * 64], vec![0; 4 * 64], vec![0; 4 * 64]);
+    let matrix = |rows: usize, columns: usize| Matrix::new(&a[..rows * columns], rows, columns).unwrap();
+    let first = [matrix(4, 64); 2];
+    assert_eq!(refused_packing::<I8>(&[]), "a batch of no products");
+    assert_eq!(refused_packing::<I8>(&[matrix(64, 64), matrix(64, 32)]), "the second factors have different shapes");
+    assert_eq!(refused_packing::<I8>(&[matrix(64, 48)]), "int8 → int32: depth 48 is no multiple of 32");
+    let code = [0, 8].repeat(32 * 64);
+    let code = [matrix(64, 64), Matrix::new(&code, 64, 64).unwrap()];
+    assert_eq!(refused_packing::<I4>(&code), "element 1 of the second factor is outside its datatype");
+    assert_eq!(refused_batch(&[], &mut [&mut c, &mut d]), "0 first factors given, 2 are needed");
+    assert_eq!(refused_batch(&first[1..], &mut [&mut c, &mut d]), "1 first factors given, 2 are needed");
+    assert_eq!(refused_batch(&[first[0]; 3], &mut [&mut c, &mut d]), "3 first factors given, 2 are needed");
+    assert_eq!(refused_batch(&first, &mut [&mut c]), "1 results given, 2 are needed");
+    assert_eq!(refused_batch(&first, &mut [&mut c, &mut d[1..]]), "result 1 has 1020 bytes, 1024 are needed");
+    let others = [matrix(4, 64), matrix(8, 64)];
+    assert_eq!(refused_batch(&others, &mut [&mut c, &mut d]), "the first factors have different shapes");
+    let narrow = [matrix(4, 32); 2];
+    assert_eq!(refused_batch(&narrow, &mut [&mut c, &mut d]), "a depth of 32 and weights of depth 64");
+}
+
+/// Of 4096, 4096 and 4094 tasks the last would fit a job; it is not begun either.
+#[test]
+fn a_batch_of_more_than_a_job_of_a_worker_is_refused() {
+    let items = 3 * 4096 - 2;
+    let (a, b) = (vec![0_i8; 4 * 32], vec![0_i8; 32 * 32]);
+    let a = vec![Matrix::new(&a, 4, 32).unwrap(); items];
+    let b = vec![Matrix::new(&b, 32, 32).unwrap(); items];
+    let mut c = vec![0; items * 4 * 32];
+    let mut c: Vec<_> = c.chunks_mut(4 * 32).collect();
+    let expected = "4096 tasks of the batch exceed 4095 of a job";
+    assert_eq!(refusal(|context| context.matmul_batch::<I8>(&a, &b, &mut c)), expected);
+    let resident = refusal(|context| {
+        let weights = context.pack_batch::<I8>(&b)?;
+        context.matmul_batch_resident::<I8>(&a, &weights, &mut c)
+    });
+    assert_eq!(resident, expected);
+}
+
+/// Every call with weights of `packs` in `runs`, two contexts of the same or of other files.
+fn refused_weights(packs: &mut Context, runs: &mut Context, depth: usize) -> Vec<String> {
+    let (a, b) = (vec![1_i8; 4 * depth], vec![1_i8; 192 * depth]);
+    let (first, second) = (Matrix::new(&a, 4, depth).unwrap(), Matrix::new(&b, 192, depth).unwrap());
+    let (mut c, mut d) = (vec![0; 4 * 192], vec![0; 4 * 192]);
+    let weights = packs.pack_weights::<I8>(second).unwrap();
+    let batch = packs.pack_batch::<I8>(&[second; 2]).unwrap();
+    let scales = [vec![1.0; 4], vec![1.0; 192]];
+    let scaled = packs.pack_scaled_weights::<I8>(Scaled::new(second, &scales[1], depth).unwrap()).unwrap();
+    let first_scaled = Scaled::new(first, &scales[0], depth).unwrap();
+    let outcomes = [
+        runs.matmul_resident::<I8>(first, &weights, &mut c),
+        runs.matmul_batch_resident::<I8>(&[first; 2], &batch, &mut [&mut c, &mut d]),
+        runs.matmul_scaled_resident::<I8>(first_scaled, &scaled, &mut [0.0; 4 * 192]),
+    ];
+    outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect()
+}
+
+#[test]
+fn weights_that_a_context_did_not_pack_are_refused_by_name() {
+    let simulator = Simulator::new(Sim::batched());
+    let files: Vec<_> = (0..3).map(|_| simulator.open().unwrap()).collect();
+    let of = |files: &[Arc<dyn Device>], options: Options| Context::new(files, &Chip::RK3588, options).unwrap();
+    let mut three = of(&files, Options::default());
+    let two = refused_weights(&mut of(&files[..2], Options::default()), &mut of(&files[..1], Options::default()), 64);
+    assert_eq!(two, ["weights of 2 workers, the context has 1"; 3]);
+    let other = refused_weights(&mut of(&files[1..], Options::default()), &mut three, 64);
+    assert_eq!(other, ["the weights belong to another context"; 3]);
+    let tiles = refused_weights(&mut three, &mut of(&files, Options { tile_depth: 64, ..Options::default() }), 96);
+    assert_eq!(tiles[..2], ["weights in tiles of depth 96, 64 are planned"; 2]);
+    assert_eq!(tiles[2], "weights in tiles of depth 96, 32 are planned");
+    assert_eq!(simulator.counters().jobs, 0, "nothing was submitted");
+}
+
+#[test]
+fn weights_of_one_worker_serve_a_context_of_more() {
+    let simulator = Simulator::new(Sim::batched());
+    let files: Vec<_> = (0..3).map(|_| simulator.open().unwrap()).collect();
+    let of = |files: &[Arc<dyn Device>]| Context::new(files, &Chip::RK3588, Options::default()).unwrap();
+    let (a, b) = ([1_i8; 4 * 64], [2_i8; 192 * 64]);
+    let (a, b) = (Matrix::new(&a, 4, 64).unwrap(), Matrix::new(&b, 192, 64).unwrap());
+    let (mut one, mut three) = (of(&files[..1]), of(&files));
+    let (weights, batch) = (one.pack_weights::<I8>(b).unwrap(), one.pack_batch::<I8>(&[b; 4]).unwrap());
+    let mut c = [[0; 4 * 192]; 4];
+    three.matmul_resident::<I8>(a, &weights, &mut c[0]).unwrap();
+    assert_eq!(c[0], [128; 4 * 192]);
+    c[0].fill(0);
+    three.matmul_batch_resident::<I8>(&[a; 4], &batch, &mut c.each_mut().map(|c| &mut c[..])).unwrap();
+    assert_eq!(c, [[128; 4 * 192]; 4]);
 }
 
 #[test]

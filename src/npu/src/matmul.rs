@@ -1,7 +1,7 @@
 //! Matrix products C\[M, N\] = A\[M, K\] · B\[N, K\]ᵀ in every datatype of the NPU, row-major on the host.
 //!
 //! ```text
-//! MatmulPlan (pure) ─▶ Context (files, memory) ─▶ one-shot · batch · resident · streaming · grouped · exact int16 · requantised
+//! MatmulPlan (pure) ─▶ Context (files, memory) ─▶ one-shot · batch · resident, one or a batch · streaming · grouped · exact int16 · requantised
 //! ```
 //!
 //! A product is a convolution of one pixel, cut into tiles that fit the on-chip buffer. The tile's depth is chosen from the
@@ -34,6 +34,7 @@ pub(crate) mod plan;
 mod requantised;
 pub(crate) mod work;
 
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -92,26 +93,82 @@ pub const fn pad_rows(rows: usize) -> usize {
 /// A second factor in device memory, valid for any number of rows.
 #[derive(Debug)]
 pub struct Weights<T> {
-    depth: usize,
-    columns: usize,
+    /// Divided by columns.
+    packed: Packed,
     group: Option<usize>,
-    parts: Vec<(Range<usize>, Arc<dyn Device>, Bo)>,
-    datatype: std::marker::PhantomData<T>,
+    datatype: PhantomData<T>,
 }
 
 impl<T> Weights<T> {
     /// Bytes of device memory.
     pub fn device_bytes(&self) -> u64 {
-        self.parts.iter().map(|(.., bo)| u64::from(bo.bytes())).sum()
+        self.packed.device_bytes()
+    }
+}
+
+/// The second factors of a batch in device memory, valid for any number of rows.
+#[derive(Debug)]
+pub struct BatchWeights<T> {
+    /// Divided by items.
+    packed: Packed,
+    items: usize,
+    datatype: PhantomData<T>,
+}
+
+impl<T> BatchWeights<T> {
+    /// How many products.
+    pub fn items(&self) -> usize {
+        self.items
+    }
+
+    /// Bytes of device memory.
+    pub fn device_bytes(&self) -> u64 {
+        self.packed.device_bytes()
+    }
+}
+
+/// Second factors of one shape in device memory.
+#[derive(Debug)]
+struct Packed {
+    depth: usize,
+    columns: usize,
+    /// Of the tiles that they lie in.
+    tile_depth: usize,
+    /// One for each worker that has any.
+    parts: Vec<PackedPart>,
+}
+
+/// What one worker has of second factors.
+#[derive(Debug)]
+struct PackedPart {
+    /// Columns of the factor, or items of the batch.
+    range: Range<usize>,
+    device: Arc<dyn Device>,
+    bo: Bo,
+}
+
+impl Packed {
+    fn device_bytes(&self) -> u64 {
+        self.parts.iter().map(|part| u64::from(part.bo.bytes())).sum()
     }
 }
 
 /// The factors and the plan of a call.
 struct Call<'a, T: Numbers> {
     plan: MatmulPlan,
+    division: Division,
     /// One per item, or one for all.
-    first: &'a [&'a [T::Factor]],
-    second: Source<'a, T>,
+    first: &'a [Matrix<'a, T::Factor>],
+    second: Source<'a, T::Factor>,
+}
+
+/// What the workers divide among themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Division {
+    /// Columns of every item.
+    Columns,
+    /// Whole items, each worker's in one job.
+    Items,
 }
 
 /// What is planned for.
@@ -121,7 +178,9 @@ pub(crate) enum Ask {
     Once,
     /// A second factor that is packed for any number of rows.
     Resident,
-    /// The same, with scales for groups of the depth.
+    /// As many of them in one job.
+    ResidentBatch(usize),
+    /// One, with scales for groups of the depth.
     Grouped(usize),
 }
 
@@ -131,11 +190,24 @@ const KEPT_PLANS: usize = 16;
 /// A plan, and what was asked for.
 pub(crate) type Planned = ((Ask, Product, Shape), MatmulPlan);
 
-/// Where the second factor is.
-enum Source<'a, T: Numbers> {
-    /// One per item.
-    Given(&'a [&'a [T::Factor]]),
-    Resident(&'a Weights<T>),
+/// Where the second factors are.
+enum Source<'a, F> {
+    /// One per item, and what each worker packs of them.
+    Given {
+        factors: &'a [Matrix<'a, F>],
+        split: Vec<Range<usize>>,
+    },
+    Resident(&'a Packed),
+}
+
+impl<T: Numbers> Call<'_, T> {
+    /// Columns or items of a worker.
+    fn range(&self, worker: usize) -> Option<Range<usize>> {
+        match &self.second {
+            Source::Given { split, .. } => split.get(worker).cloned(),
+            Source::Resident(packed) => packed.parts.get(worker).map(|part| part.range.clone()),
+        }
+    }
 }
 
 impl Context {
@@ -163,8 +235,8 @@ impl Context {
     ) -> Result<RunReport, RunError> {
         let shape = shape_of(pad_rows(a.rows), &a, &b)?;
         let plan = self.plan(Ask::Once, T::PRODUCT, shape)?;
-        let (first, second) = ([a.values], [b.values]);
-        let call = Call { plan, first: &first, second: Source::Given(&second) };
+        let (first, second) = ([a], [b]);
+        let call = self.by_columns(plan, &first, &second);
         self.call::<T, _>(call, &Plain, a.rows, &mut [c])
     }
 
@@ -182,15 +254,20 @@ impl Context {
         let (Some(first), Some(second)) = (a.first(), b.first()) else {
             return Err(Unsupported::new("a batch of no products").into());
         };
-        let alike = |a: &Matrix<'_, T::Factor>, b: &Matrix<'_, T::Factor>| (a.rows, a.columns) == (b.rows, b.columns);
-        if a.len() != b.len() || !a.iter().all(|a| alike(a, first)) || !b.iter().all(|b| alike(b, second)) {
+        if a.len() != b.len() || !alike(a) || !alike(b) {
             return Err(Unsupported::new("the products of a batch have different shapes").into());
         }
         let shape = shape_of(pad_rows(first.rows), first, second)?;
-        let plan = self.plan(Ask::Once, T::PRODUCT, shape)?.items_of(a.len());
-        let firsts: Vec<_> = a.iter().map(|a| a.values).collect();
-        let seconds: Vec<_> = b.iter().map(|b| b.values).collect();
-        let call = Call { plan, first: &firsts, second: Source::Given(&seconds) };
+        let plan = self.plan(Ask::Once, T::PRODUCT, shape)?;
+        if a.len() == 1 {
+            // All workers divide a single product.
+            let call = self.by_columns(plan, a, b);
+            return self.call::<T, _>(call, &Plain, first.rows, c);
+        }
+        let split = split_items(a.len(), self.workers.len());
+        let plan = plan.batch(split[0].len())?.items_of(a.len());
+        let second = Source::Given { factors: b, split };
+        let call = Call { plan, division: Division::Items, first: a, second };
         self.call::<T, _>(call, &Plain, first.rows, c)
     }
 
@@ -206,13 +283,13 @@ impl Context {
         c: &mut [&mut [T::Sum]],
     ) -> Result<RunReport, RunError> {
         let Some(second) = b.first() else { return Err(Unsupported::new("no second factor").into()) };
-        if b.iter().any(|b| (b.rows, b.columns) != (second.rows, second.columns)) {
+        if !alike(b) {
             return Err(Unsupported::new("the second factors have different shapes").into());
         }
         let shape = shape_of(a.rows, &a, second)?;
         let plan = self.plan(Ask::Once, T::PRODUCT, shape)?.fused(b.len());
-        let (first, seconds) = ([a.values], b.iter().map(|b| b.values).collect::<Vec<_>>());
-        let call = Call { plan, first: &first, second: Source::Given(&seconds) };
+        let first = [a];
+        let call = self.by_columns(plan, &first, b);
         self.call::<T, _>(call, &Plain, a.rows, c)
     }
 
@@ -228,7 +305,7 @@ impl Context {
     ///
     /// # Errors
     /// As [`Context::matmul`]; [`RunError::Unsupported`] also for a number of rows that is no multiple of 4, and for
-    /// weights of another context or packed for groups.
+    /// weights of another context, of more workers, in tiles of another depth or packed for groups.
     pub fn matmul_resident<T: Numbers>(
         &mut self,
         a: Matrix<'_, T::Factor>,
@@ -238,10 +315,86 @@ impl Context {
         if b.group.is_some() {
             return Err(Unsupported::new("the weights are packed for scaled groups").into());
         }
-        let plan = self.resident_plan(&a, b)?;
-        let first = [a.values];
-        let call = Call { plan, first: &first, second: Source::Resident(b) };
+        let plan = self.resident_plan::<T>(Ask::Resident, &a, &b.packed)?;
+        let first = [a];
+        let call = Call { plan, division: Division::Columns, first: &first, second: Source::Resident(&b.packed) };
         self.call::<T, _>(call, &Plain, a.rows, &mut [c])
+    }
+
+    /// Packs the second factors of a batch once, for [`Context::matmul_batch_resident`] with any number of rows. Each is on
+    /// one worker, so fewer factors than workers leave workers idle.
+    ///
+    /// # Errors
+    /// As [`Context::matmul`]; [`RunError::Unsupported`] also for no factor, and for factors of different shapes.
+    pub fn pack_batch<T: Numbers>(&mut self, b: &[Matrix<'_, T::Factor>]) -> Result<BatchWeights<T>, RunError> {
+        let Some(second) = b.first() else { return Err(Unsupported::new("a batch of no products").into()) };
+        if !alike(b) {
+            return Err(Unsupported::new("the second factors have different shapes").into());
+        }
+        b.iter().try_for_each(|b| self.check_values::<T>("second factor", b.values))?;
+        let shape = Shape { rows: pad_rows(1), depth: second.columns, columns: second.rows };
+        let plan = self.plan(Ask::Resident, T::PRODUCT, shape)?;
+        let mut parts = Vec::new();
+        for (items, worker) in split_items(b.len(), self.workers.len()).into_iter().zip(&self.workers) {
+            let factors = b[items.clone()].iter().map(|b| b.values);
+            parts.push(pack_part::<T>(worker, items.clone(), &plan.items_of(items.len()), factors)?);
+        }
+        let packed = Packed { depth: shape.depth, columns: shape.columns, tile_depth: plan.tile().depth, parts };
+        Ok(BatchWeights { packed, items: b.len(), datatype: PhantomData })
+    }
+
+    /// Independent products of one shape with resident second factors, one job on each worker that has any.
+    /// `a`, `c`: one per product, in the order of the factors. Bit-identical to [`Context::matmul_resident`] of each.
+    ///
+    /// ```
+    /// # use npu::matmul::{I8, Matrix};
+    /// # use npu::{Chip, Context, Options};
+    /// # fn products(context: &mut Context) -> Result<(), Box<dyn std::error::Error>> {
+    /// let (first, second) = ([1_i8; 4 * 64], [2_i8; 32 * 64]);
+    /// let weights = context.pack_batch::<I8>(&[Matrix::new(&second, 32, 64)?; 6])?;
+    /// let mut sums = [[0_i32; 4 * 32]; 6];
+    /// // Lists that are kept from call to call, so that a call allocates nothing.
+    /// let a = [Matrix::new(&first, 4, 64)?; 6];
+    /// let mut c = sums.each_mut().map(|sums| &mut sums[..]);
+    /// for _ in 0..3 {
+    ///     context.matmul_batch_resident::<I8>(&a, &weights, &mut c)?;
+    /// }
+    /// assert!(sums.iter().flatten().all(|sum| *sum == 128));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Context::matmul_resident`]; [`RunError::Count`] for another number of first factors or results than of second
+    /// factors; [`RunError::Unsupported`] also where first factors have different shapes, or a worker's part is larger than
+    /// a job may be.
+    pub fn matmul_batch_resident<T: Numbers>(
+        &mut self,
+        a: &[Matrix<'_, T::Factor>],
+        b: &BatchWeights<T>,
+        c: &mut [&mut [T::Sum]],
+    ) -> Result<RunReport, RunError> {
+        let Some(first) = a.first().filter(|_| a.len() == b.items) else {
+            return Err(RunError::Count { what: "first factors", found: a.len(), expected: b.items });
+        };
+        if !alike(a) {
+            return Err(Unsupported::new("the first factors have different shapes").into());
+        }
+        let each = b.packed.parts[0].range.len();
+        let plan = self.resident_plan::<T>(Ask::ResidentBatch(each), first, &b.packed)?.items_of(b.items);
+        let call = Call { plan, division: Division::Items, first: a, second: Source::Resident(&b.packed) };
+        self.call::<T, _>(call, &Plain, first.rows, c)
+    }
+
+    /// A call whose second factors are given, and whose columns the workers divide.
+    fn by_columns<'a, T: Numbers>(
+        &self,
+        plan: MatmulPlan,
+        first: &'a [Matrix<'a, T::Factor>],
+        factors: &'a [Matrix<'a, T::Factor>],
+    ) -> Call<'a, T> {
+        let second = Source::Given { factors, split: plan.split(self.workers.len()) };
+        Call { plan, division: Division::Columns, first, second }
     }
 
     /// The plan of a product. Those that were asked for last are not made again: a layer's products take turns.
@@ -254,6 +407,7 @@ impl Context {
         let plan = match ask {
             Ask::Once => MatmulPlan::new(chip, product, shape, options),
             Ask::Resident => MatmulPlan::resident(chip, product, shape, options),
+            Ask::ResidentBatch(items) => MatmulPlan::resident(chip, product, shape, options)?.batch(items),
             Ask::Grouped(group) => MatmulPlan::grouped(chip, product, shape, group, options),
         }?;
         if self.planned.len() == KEPT_PLANS {
@@ -263,20 +417,24 @@ impl Context {
         Ok(plan)
     }
 
+    /// The plan of a call with resident second factors, which must be this context's.
     fn resident_plan<T: Numbers>(
         &mut self,
+        ask: Ask,
         a: &Matrix<'_, T::Factor>,
-        b: &Weights<T>,
+        b: &Packed,
     ) -> Result<MatmulPlan, Unsupported> {
-        let own = b.parts.iter().zip(&self.workers).all(|((_, device, _), worker)| Arc::ptr_eq(device, &worker.device));
-        if !own {
-            return Err(Unsupported::new("the weights belong to another context"));
-        }
+        self.check_own(b.parts.iter().map(|part| &part.device))?;
         if a.columns != b.depth {
             return Err(Unsupported::new(format!("a depth of {} and weights of depth {}", a.columns, b.depth)));
         }
-        let shape = Shape { rows: a.rows, depth: b.depth, columns: b.columns };
-        self.plan(b.group.map_or(Ask::Resident, Ask::Grouped), T::PRODUCT, shape)
+        let plan = self.plan(ask, T::PRODUCT, Shape { rows: a.rows, depth: b.depth, columns: b.columns })?;
+        // Another context of the same files may have other options.
+        let (packed, planned) = (b.tile_depth, plan.tile().depth);
+        if packed != planned {
+            return Err(Unsupported::new(format!("weights in tiles of depth {packed}, {planned} are planned")));
+        }
+        Ok(plan)
     }
 
     fn pack<T: Numbers>(&mut self, b: Matrix<'_, T::Factor>, group: Option<usize>) -> Result<Weights<T>, RunError> {
@@ -285,19 +443,12 @@ impl Context {
         let plan = self.plan(group.map_or(Ask::Resident, Ask::Grouped), T::PRODUCT, shape)?;
         let mut parts = Vec::new();
         for (columns, worker) in plan.split(self.workers.len()).into_iter().zip(&self.workers) {
-            let plan = plan.columns(columns.len());
-            let bytes = plan.constant_bytes() + BURST_SLACK;
-            let too_large = |_| Unsupported::new(format!("weights of {bytes} bytes exceed the NPU's address space"));
-            let bytes = u32::try_from(bytes).map_err(too_large)?;
-            let mut bo = Bo::new(&worker.device, bytes).map_err(refused("allocate the weights"))?;
             let values = &b.values[columns.start * b.columns..columns.end * b.columns];
-            fill(&mut bo, "pack the weights", |memory| {
-                pack::weights::<T>(&plan, values, memory);
-                pack::operands(&plan, memory);
-            })?;
-            parts.push((columns, Arc::clone(&worker.device), bo));
+            let plan = plan.columns(columns.len());
+            parts.push(pack_part::<T>(worker, columns, &plan, std::iter::once(values))?);
         }
-        Ok(Weights { depth: b.columns, columns: b.rows, group, parts, datatype: std::marker::PhantomData })
+        let packed = Packed { depth: shape.depth, columns: shape.columns, tile_depth: plan.tile().depth, parts };
+        Ok(Weights { packed, group, datatype: PhantomData })
     }
 
     fn check_values<T: Numbers>(&self, what: &'static str, values: &[T::Factor]) -> Result<(), RunError> {
@@ -327,19 +478,19 @@ impl Context {
             }
         }
         for first in call.first {
-            self.check_values::<T>("first factor", first)?;
+            self.check_values::<T>("first factor", first.values)?;
         }
-        if let Source::Given(second) = &call.second {
-            second.iter().try_for_each(|second| self.check_values::<T>("second factor", second))?;
+        if let Source::Given { factors, .. } = &call.second {
+            factors.iter().try_for_each(|second| self.check_values::<T>("second factor", second.values))?;
         }
-        let outcome = match (&mut *results, &mut self.workers[..]) {
-            ([result], [worker]) => {
+        let outcome = match (call.division, &mut *results, &mut self.workers[..]) {
+            (Division::Columns, [result], [worker]) => {
                 let results = Results::Whole { values: result, columns };
-                let part = part(&call, 0, 0..columns, results);
+                let part = columns_part(&call, 0, 0..columns, results);
                 worker.multiply(part, gather, &self.options, self.chip.slow_mark)
             }
-            _ if call.plan.items() > 1 && !call.plan.shares_first() => self.run_items(&call, rows, gather, results),
-            _ => self.run_columns(&call, rows, gather, results),
+            (Division::Columns, ..) => self.run_columns(&call, rows, gather, results),
+            (Division::Items, ..) => self.run_items(&call, rows, gather, results),
         };
         if outcome.is_err() {
             // An unverified result is never handed out.
@@ -356,21 +507,13 @@ impl Context {
         gather: &G,
         results: &mut [&mut [G::Out]],
     ) -> Result<RunReport, RunError> {
-        let split = match &call.second {
-            Source::Given(_) => call.plan.split(self.workers.len()),
-            Source::Resident(_) => Vec::new(),
-        };
-        let range = |index: usize| match &call.second {
-            Source::Given(_) => split.get(index),
-            Source::Resident(weights) => weights.parts.get(index).map(|(columns, ..)| columns),
-        };
         let mut rest = self.rest.take();
         rest.extend(results.iter_mut().flat_map(|result| result.chunks_mut(call.plan.shape().columns)));
         let deal = |index: usize, worker: &mut Worker| {
-            let columns = range(index)?.clone();
+            let columns = call.range(index)?;
             let mut list = worker.rows.take();
             list.extend(rest.iter_mut().filter_map(|row| row.split_off_mut(..columns.len())));
-            Some(part(call, index, columns, Results::Rows { list, rows }))
+            Some(columns_part(call, index, columns, Results::Rows { list, rows }))
         };
         let outcome = self.on_workers(deal, |worker, part, options, mark| worker.multiply(part, gather, options, mark));
         self.rest.keep(rest);
@@ -385,21 +528,24 @@ impl Context {
         gather: &G,
         results: &mut [&mut [G::Out]],
     ) -> Result<RunReport, RunError> {
-        let Source::Given(second) = &call.second else {
-            return Err(Unsupported::new("a batch of resident weights").into());
-        };
-        let (columns, each) = (call.plan.shape().columns, results.len().div_ceil(self.workers.len()));
-        let mut chunks = call.first.chunks(each).zip(second.chunks(each)).zip(results.chunks_mut(each));
-        let deal = |_, worker: &mut Worker| {
-            let ((first, second), results) = chunks.next()?;
+        let columns = call.plan.shape().columns;
+        let mut rest = results;
+        let deal = |index: usize, worker: &mut Worker| {
+            let items = call.range(index)?;
+            let results = rest.split_off_mut(..items.len())?;
             let mut list = worker.rows.take();
             list.extend(results.iter_mut().flat_map(|result| result.chunks_mut(columns)));
-            let (second, results) =
-                (Second::Given { factors: second, columns: 0..columns }, Results::Rows { list, rows });
-            let plan = call.plan.items_of(first.len()).batch(first.len());
-            Some(plan.map(|plan| Part { plan, first_column: 0, first, second, results }))
+            let plan = call.plan.items_of(items.len());
+            let second = match &call.second {
+                Source::Given { factors, .. } => {
+                    Second::Given { factors: &factors[items.clone()], columns: 0..columns }
+                }
+                Source::Resident(packed) => Second::Resident(&packed.parts[index].bo),
+            };
+            let results = Results::Rows { list, rows };
+            Some(Part { plan, first_column: 0, first: &call.first[items], second, results })
         };
-        self.on_workers(deal, |worker, part, options, mark| worker.multiply(part?, gather, options, mark))
+        self.on_workers(deal, |worker, part, options, mark| worker.multiply(part, gather, options, mark))
     }
 }
 
@@ -410,8 +556,39 @@ fn shape_of<F>(rows: usize, a: &Matrix<'_, F>, b: &Matrix<'_, F>) -> Result<Shap
     Ok(Shape { rows, depth: a.columns, columns: b.rows })
 }
 
-/// The part of some columns.
-fn part<'a, T: Numbers, G: Gather<T>>(
+/// Whether all have one shape.
+fn alike<F>(matrices: &[Matrix<'_, F>]) -> bool {
+    matrices.windows(2).all(|pair| (pair[0].rows, pair[0].columns) == (pair[1].rows, pair[1].columns))
+}
+
+/// Deals whole items to at most so many workers; none gets more than the first.
+fn split_items(items: usize, workers: usize) -> Vec<Range<usize>> {
+    let each = items.div_ceil(workers);
+    (0..items).step_by(each).map(|first| first..(first + each).min(items)).collect()
+}
+
+/// Packs a worker's part of second factors. `factors`: one per item of the plan, `[columns, depth]` of the plan.
+fn pack_part<'a, T: Numbers>(
+    worker: &Worker,
+    range: Range<usize>,
+    plan: &MatmulPlan,
+    factors: impl Iterator<Item = &'a [T::Factor]>,
+) -> Result<PackedPart, RunError> {
+    let bytes = plan.constant_bytes() + BURST_SLACK;
+    let too_large = |_| Unsupported::new(format!("weights of {bytes} bytes exceed the NPU's address space"));
+    let bytes = u32::try_from(bytes).map_err(too_large)?;
+    let mut bo = Bo::new(&worker.device, bytes).map_err(refused("allocate the weights"))?;
+    fill(&mut bo, "pack the weights", |memory| {
+        for (factor, memory) in factors.zip(memory.chunks_exact_mut(plan.second_bytes())) {
+            pack::weights::<T>(plan, factor, memory);
+        }
+        pack::operands(plan, memory);
+    })?;
+    Ok(PackedPart { range, device: Arc::clone(&worker.device), bo })
+}
+
+/// A worker's part of a call whose columns are divided.
+fn columns_part<'a, T: Numbers, G: Gather<T>>(
     call: &'a Call<'_, T>,
     index: usize,
     columns: Range<usize>,
@@ -419,8 +596,8 @@ fn part<'a, T: Numbers, G: Gather<T>>(
 ) -> Part<'a, T, G> {
     let (plan, first_column) = (call.plan.columns(columns.len()), columns.start);
     let second = match &call.second {
-        Source::Given(factors) => Second::Given { factors, columns },
-        Source::Resident(weights) => Second::Resident(&weights.parts[index].2),
+        Source::Given { factors, .. } => Second::Given { factors, columns },
+        Source::Resident(packed) => Second::Resident(&packed.parts[index].bo),
     };
     Part { plan, first_column, first: call.first, second, results }
 }

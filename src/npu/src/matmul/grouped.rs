@@ -6,7 +6,7 @@
 
 use super::numbers::{I4, I8, Numbers, sealed};
 use super::work::{At, Gather};
-use super::{Ask, Call, Matrix, Source, Weights, pad_rows, shape_of};
+use super::{Ask, Call, Division, Matrix, Source, Weights, pad_rows, shape_of};
 use crate::context::Context;
 use crate::error::{RunError, RunReport, Unsupported};
 
@@ -92,8 +92,8 @@ impl Context {
         let shape = shape_of(pad_rows(a.matrix.rows), &a.matrix, &b.matrix)?;
         same_group(a.group, b.group)?;
         let plan = self.plan(Ask::Grouped(a.group), T::PRODUCT, shape)?;
-        let (first, second) = ([a.matrix.values], [b.matrix.values]);
-        let call = Call { plan, first: &first, second: Source::Given(&second) };
+        let (first, second) = ([a.matrix], [b.matrix]);
+        let call = self.by_columns(plan, &first, &second);
         let scales = Scales { first: a.scales, second: b.scales, group: a.group, groups: shape.depth / a.group };
         self.call::<T, _>(call, &scales, a.matrix.rows, &mut [c])
     }
@@ -114,7 +114,7 @@ impl Context {
     ///
     /// # Errors
     /// As [`Context::matmul_scaled`]; [`RunError::Unsupported`] also for a number of rows that is no multiple of 4, and for
-    /// weights of another context.
+    /// weights of another context, of more workers or in tiles of another depth.
     pub fn matmul_scaled_resident<T: GroupNumbers>(
         &mut self,
         a: Scaled<'_, T::Factor>,
@@ -122,10 +122,11 @@ impl Context {
         c: &mut [f32],
     ) -> Result<RunReport, RunError> {
         same_group(a.group, b.group)?;
-        let plan = self.resident_plan(&a.matrix, &b.weights)?;
-        let first = [a.matrix.values];
-        let call = Call { plan, first: &first, second: Source::Resident(&b.weights) };
-        let groups = b.weights.depth / a.group;
+        let packed = &b.weights.packed;
+        let plan = self.resident_plan::<T>(Ask::Grouped(a.group), &a.matrix, packed)?;
+        let first = [a.matrix];
+        let call = Call { plan, division: Division::Columns, first: &first, second: Source::Resident(packed) };
+        let groups = packed.depth / a.group;
         let scales = Scales { first: a.scales, second: &b.scales, group: a.group, groups };
         self.call::<T, _>(call, &scales, a.matrix.rows, &mut [c])
     }

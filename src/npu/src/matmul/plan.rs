@@ -248,11 +248,6 @@ impl MatmulPlan {
         Self { items, ..self.clone() }
     }
 
-    /// Whether all items have the same first factor.
-    pub(crate) fn shares_first(&self) -> bool {
-        self.shared_first
-    }
-
     /// The plan of some of the columns, in the same tiles.
     pub(crate) fn columns(&self, columns: usize) -> Self {
         let tile = Shape { columns: self.tile.columns.min(columns), ..self.tile };

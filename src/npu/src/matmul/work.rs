@@ -17,8 +17,8 @@ use crate::emit::{Bases, words};
 use crate::error::{MissingSentinel, RunError, RunReport, Unsupported};
 use crate::layout::ATOM;
 use crate::matmul::numbers::{Numbers, sealed};
-use crate::matmul::pack;
 use crate::matmul::plan::{MatmulPlan, Round, Tile};
+use crate::matmul::{Matrix, pack};
 use crate::network::PROGRAM_STRIDE;
 use crate::options::{MOST_TILE, Options};
 use crate::run::{NAMED, distrust, program_dma, refused, waiting};
@@ -68,7 +68,7 @@ impl<T: Numbers> Gather<T> for Plain {
 /// The second factor.
 pub(crate) enum Second<'a, F> {
     /// One per item, `[columns, depth]` of the whole product, of which some columns are to be packed.
-    Given { factors: &'a [&'a [F]], columns: Range<usize> },
+    Given { factors: &'a [Matrix<'a, F>], columns: Range<usize> },
     /// Packed already.
     Resident(&'a Bo),
 }
@@ -79,7 +79,7 @@ pub(crate) struct Part<'a, T: Numbers, G: Gather<T>> {
     /// The first column of the part in the whole product.
     pub(crate) first_column: usize,
     /// One per item, or one for all: `[rows, depth]`.
-    pub(crate) first: &'a [&'a [T::Factor]],
+    pub(crate) first: &'a [Matrix<'a, T::Factor>],
     pub(crate) second: Second<'a, T::Factor>,
     pub(crate) results: Results<'a, G::Out>,
 }
@@ -263,7 +263,7 @@ impl Run<'_> {
         &mut self,
         plan: &MatmulPlan,
         loaded: &Loaded,
-        first: &[&[T::Factor]],
+        first: &[Matrix<'_, T::Factor>],
         second: &Second<'_, T::Factor>,
     ) -> Result<(), RunError> {
         for (round, results) in loaded.rounds.iter().zip(&mut self.worker.results) {
@@ -274,7 +274,7 @@ impl Run<'_> {
         let bytes = plan.feature_bytes() / first.len();
         fill(self.worker.features.get(), "pack the first factor", |memory| {
             for (factor, memory) in first.iter().zip(memory.chunks_exact_mut(bytes)) {
-                pack::features::<T>(plan, factor, memory);
+                pack::features::<T>(plan, factor.values(), memory);
             }
         })?;
         let Second::Given { factors, columns } = second else { return Ok(()) };
@@ -282,7 +282,7 @@ impl Run<'_> {
         let depth = plan.shape().depth;
         fill(self.worker.weights.get(), "pack the second factor", |memory| {
             for (factor, memory) in factors.iter().zip(memory.chunks_exact_mut(bytes)) {
-                pack::weights::<T>(plan, &factor[columns.start * depth..columns.end * depth], memory);
+                pack::weights::<T>(plan, &factor.values()[columns.start * depth..columns.end * depth], memory);
             }
             pack::operands(plan, memory);
         })
