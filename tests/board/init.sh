@@ -21,7 +21,7 @@ echo 'root:x:0:' >/etc/group
 
 # TIMEOUT: on the guest's clock; a crowd of clients needs seconds of it.
 LIMIT=7200
-# One check takes seconds; one that waits for a driver that died in an oops never ends.
+# One check takes seconds, half a minute at most; one that waits for a driver that died in an oops never ends.
 CHECK_LIMIT=600
 checks=0
 failed=0
@@ -67,6 +67,12 @@ no_oops() {
 	! dmesg | grep -E "$COMPLAINTS"
 }
 
+# healthy NAME: after a driver's turn. The stock driver gives up a file's addresses while jobs still use them, and the kernel
+# says so now and then.
+healthy() {
+	test "$1" = stock || check "$1: the kernel has nothing to complain about" no_oops
+}
+
 unload() {
 	rmmod rocket && ! test -e /dev/accel/accel0
 }
@@ -82,14 +88,51 @@ driver() {
 	check "$1: unloads" unload
 	check "$1: loads again" load "$1"
 	check "$1: unloads again" unload
-	# The stock driver gives up a file's addresses while jobs still use them, and the kernel says so now and then.
-	test "$1" = stock || check "$1: the kernel has nothing to complain about" no_oops
+	healthy "$1"
 }
 
 service() {
 	check "patched: loads for npud" load patched
 	run /board/virtual_board service /board
 	check "npud: the kernel has nothing to complain about" no_oops
+}
+
+# Of tests that have nothing to do on this chip.
+OTHER_CHIP=the_rk3576_
+
+# lists PROGRAM: the names of its tests.
+lists() {
+	names=$("/board/$1" --list --format terse --skip $OTHER_CHIP) && echo "$names" | sed 's/: test$//'
+}
+
+# passes PROGRAM TEST: exactly one test. A name that a program does not know runs none, and the program is content.
+passes() {
+	said=$(CAIRN_DEVICE=/dev/accel/accel0 timeout $CHECK_LIMIT "/board/$1" --exact "$2" 2>&1)
+	status=$?
+	echo "$said"
+	echo "ended with $status"
+	test $status = 0 && echo "$said" | grep -q '^test result: ok. 1 passed'
+}
+
+# interrupts: how many the NPU has sent to the one processor.
+interrupts() {
+	awk '/\.npu/ { sum += $2 } END { print sum + 0 }' /proc/interrupts
+}
+
+# matrices NAME PROGRAMS: the tests of these programs with the driver, each in a process of its own.
+matrices() {
+	dmesg -c >/dev/null
+	check "$1: loads" load "$1"
+	for program in $2; do
+		before=$(interrupts)
+		for title in $(lists "$program"); do
+			check "$1: $program: $title" passes "$program" "$title"
+		done
+		# Neither a program without tests nor the simulator that is in every program is a driver's test.
+		check "$1: $program: the NPU has worked" test "$(interrupts)" -gt "$before"
+	done
+	check "$1: unloads" unload
+	healthy "$1"
 }
 
 # lacking NAME CHECK: a driver that lacks a patch does not pass the check, whether it fails it or does not survive it.

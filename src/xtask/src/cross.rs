@@ -4,7 +4,7 @@
 //! archive, in the compiler's own version.
 
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -21,6 +21,8 @@ const SOURCES: &str = "\
 7b76db5b880a77f9e52975d2baa6209d2f76d2c9c2789515c3088cb960e2c83b  pool/main/r/rustc/rust-src_1.95.0+dfsg1-2~bpo13+1_all.deb
 ";
 
+/// What starts a test program.
+const RUNNER: &str = "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER";
 /// What [`test()`] is called.
 const TESTS: &str = "the NPU library on the boards' processor";
 /// TIMEOUT: a cold build with the standard library stays under ten minutes on two cores; three times that.
@@ -57,6 +59,21 @@ pub(crate) fn build(linking: Linking, arguments: &[&str]) -> Result<PathBuf> {
     Ok(folder.join(TARGET).join("debug"))
 }
 
+/// `cargo test` for the boards with further arguments, but nothing is started: returns the test programs.
+///
+/// # Errors
+/// As [`build`].
+pub(crate) fn test_programs(linking: Linking, arguments: &[&str]) -> Result<Vec<PathBuf>> {
+    let (mut command, _) = cargo("test", linking)?;
+    // Only cargo knows where it put them; it tells whoever starts them.
+    command.args(arguments).env(RUNNER, "echo").stderr(Stdio::inherit());
+    let output = command.output().context("cargo cannot be started")?;
+    if !output.status.success() {
+        bail!("the tests cannot be built for {TARGET}");
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).lines().map(PathBuf::from).collect())
+}
+
 /// The unit tests of the NPU library as the boards run them: what packs and plans is compiled to
 /// other instructions there.
 ///
@@ -71,7 +88,7 @@ pub(crate) fn test(counts: &mut Counts) -> Result<()> {
     // One test plans thousands of products, which an emulator is slow at.
     command.args(["--package", "npu", "--lib", "--", "--skip", "two_hundred_shapes"]);
     // The C library of the compiler's package.
-    command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-aarch64-static -L /usr/aarch64-linux-gnu");
+    command.env(RUNNER, "qemu-aarch64-static -L /usr/aarch64-linux-gnu");
     step::tests(TESTS, command, LIMIT, counts)
 }
 

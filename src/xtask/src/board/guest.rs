@@ -1,5 +1,6 @@
 //! What the virtual board boots: Debian's kernel, and an initramfs with our programs.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -19,6 +20,8 @@ use crate::{kernel, step};
 
 /// How many rounds each client of a crowd works, if nobody says more.
 pub(crate) const ROUNDS: u32 = 4;
+/// The packages of our programs. Their features are united, so each build selects all of them.
+const PACKAGES: &[&str] = &["--package", "npud", "--package", "tests"];
 /// The modules that the driver stands on, in the order in which they load.
 const MODULES: &[&str] = &[
     "gpu/drm/drm",
@@ -98,6 +101,21 @@ impl Plan {
         Self { line: line.clone(), drivers, steps, crowd: ROUNDS.to_string() }
     }
 
+    /// The NPU library's matrices, each a test program, on the stock driver and on ours. Pooling ends by an interrupt that
+    /// the stock driver does not wait for.
+    pub(crate) fn matrices() -> Self {
+        let steps =
+            ["matrices stock matmul convolution transposed", "matrices patched matmul convolution transposed pooling"];
+        let line = Line::named(kmod::LINE);
+        Self { line, drivers: drivers(), steps: steps.map(str::to_owned).into(), crowd: ROUNDS.to_string() }
+    }
+
+    /// The test programs that the steps run.
+    fn matrix_programs(&self) -> BTreeSet<&str> {
+        let words = self.steps.iter().filter_map(|step| step.strip_prefix("matrices "));
+        words.flat_map(|words| words.split(' ').skip(1)).collect()
+    }
+
     fn has_service(&self) -> bool {
         self.steps.iter().any(|step| step == "service")
     }
@@ -167,6 +185,10 @@ fn boot(name: &str, work: &Work<'_>) -> Result<Boot> {
         Work::Tests(plan) => (plan.line.clone(), plan.drivers.clone(), plan.crowd.clone()),
         Work::Shell | Work::Command(..) => (Line::named(kmod::LINE), drivers(), ROUNDS.to_string()),
     };
+    let matrices = match work {
+        Work::Tests(plan) => plan.matrix_programs(),
+        Work::Shell | Work::Command(..) => BTreeSet::new(),
+    };
     let kernel = Kernel::of(&line)?;
     let folder = step::target().join("board");
     let (root, archive) = (folder.join(name), folder.join(format!("{name}.cpio")));
@@ -175,9 +197,15 @@ fn boot(name: &str, work: &Work<'_>) -> Result<Boot> {
     // What comes from the archive is unpacked, and the drivers are built, while cargo works twice: each leaves cores idle.
     thread::scope(|scope| {
         let parts = scope.spawn(|| machine_parts(kernel, &line, &drivers));
-        let host = scope.spawn(|| build_for_host(&["--example", "virtual_board"]));
+        let examples: &[&str] = if matrices.is_empty() { &["--example", "virtual_board"] } else { &[] };
+        let host = scope.spawn(|| build_for_host(examples));
         system(&root)?;
-        programs(&root)?;
+        // What runs matrices runs nothing else.
+        if matrices.is_empty() {
+            programs(&root)?
+        } else {
+            test_programs(&root, &matrices)?
+        }
         // PANIC: what a thread panicked of is this one's panic.
         host.join().expect("this machine's programs are built")?;
         parts.join().expect("the machine's parts are made")
@@ -268,10 +296,7 @@ pub(crate) fn shell() -> Result<PathBuf> {
 
 /// What is ours: the programs, a model and a picture.
 fn programs(root: &Path) -> Result<()> {
-    let built = cross::build(
-        Linking::Static,
-        &["--package", "npud", "--package", "tests", "--bin", "npud", "--example", "virtual_board"],
-    )?;
+    let built = cross::build(Linking::Static, &[PACKAGES, &["--bin", "npud", "--example", "virtual_board"]].concat())?;
     strip(&built.join("npud"), &root.join("board/npud"))?;
     strip(&built.join("examples/virtual_board"), &root.join("board/virtual_board"))?;
     for (source, name) in [("tests/conformance/rocket.c", "conformance"), ("tests/board/unique.c", "unique")] {
@@ -281,6 +306,18 @@ fn programs(root: &Path) -> Result<()> {
     }
     copy_tree(&step::workspace().join("tests/models/ssd-oidv4"), &root.join("board/models/ssd-oidv4"))?;
     copy(&step::workspace().join("services/npud/dist/org.cairn.Npu1.conf"), &root.join("board/org.cairn.Npu1.conf"))
+}
+
+/// The matrices' programs.
+fn test_programs(root: &Path, names: &BTreeSet<&str>) -> Result<()> {
+    let tests = names.iter().flat_map(|name| ["--test", name]);
+    for program in cross::test_programs(Linking::Static, &PACKAGES.iter().copied().chain(tests).collect::<Vec<_>>())? {
+        let file = program.file_name().unwrap_or_default().to_string_lossy();
+        // Cargo adds a hash to the name.
+        let (name, _) = file.rsplit_once('-').with_context(|| format!("{file} is no test program"))?;
+        strip(&program, &root.join("board").join(name))?;
+    }
+    Ok(())
 }
 
 /// What the simulator makes of the model and the picture.
@@ -334,4 +371,171 @@ fn list(root: &Path, at: &Path, names: &mut Vec<String>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+
+    /// What stands for the board: a kernel's log, an NPU, drivers that load, and test programs of two tests.
+    const BOARD: &str = r#"
+log=$(mktemp)
+jobs=$(mktemp)
+trap 'rm "$log" "$jobs"' EXIT
+interrupts() { wc -l <"$jobs"; }
+dmesg() { cat "$log"; test "$1" != -c || : >"$log"; }
+load() { :; }
+unload() { :; }
+timeout() { shift; "$@"; }
+program() {
+	case $1 in
+	--list)
+		printf 'first: test\nsecond: test\n'
+		test "$4 $5" = '--skip the_rk3576_' || echo 'the_rk3576_third: test'
+		;;
+	--exact)
+		test "$CAIRN_DEVICE" != /dev/accel/accel0 || echo $2 >>"$jobs"
+		echo 'test result: ok. 1 passed; 0 failed'
+		;;
+	esac
+}
+board_matmul() { program "$@"; }
+board_convolution() { program "$@"; }
+board_transposed() { program "$@"; }
+board_pooling() { program "$@"; }
+"#;
+
+    /// What the board's first program prints of the matrices' steps, where these definitions replace some of [`BOARD`]'s.
+    fn matrices_with(otherwise: &str) -> String {
+        let init = fs::read_to_string(step::workspace().join("tests/board/init.sh")).unwrap();
+        let (_, definitions) = init.split_once("\nLIMIT=").unwrap();
+        let (definitions, _) = definitions.split_once("\nwhile read -r module").unwrap();
+        let definitions = definitions.replace("/board/$", "board_$").replace("/board/plan", "/dev/stdin");
+        let script = format!("LIMIT={definitions}\n{BOARD}\n{otherwise}\ntests || echo failed");
+        let mut shell = Command::new("sh");
+        let mut shell = shell.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let plan = Plan::matrices().steps.join("\n") + "\n";
+        shell.stdin.take().unwrap().write_all(plan.as_bytes()).unwrap();
+        String::from_utf8(shell.wait_with_output().unwrap().stdout).unwrap()
+    }
+
+    /// All but the checks that passed.
+    fn blamed_with(otherwise: &str) -> String {
+        let printed = matrices_with(otherwise);
+        printed.lines().filter(|line| !line.starts_with("ok ")).map(|line| format!("{}\n", line.trim_end())).collect()
+    }
+
+    #[test]
+    fn every_test_of_a_matrix_is_a_check_on_each_driver_that_can_run_it() {
+        let printed = expect![[r#"
+            ok 1 - stock: loads
+            ok 2 - stock: matmul: first
+            ok 3 - stock: matmul: second
+            ok 4 - stock: matmul: the NPU has worked
+            ok 5 - stock: convolution: first
+            ok 6 - stock: convolution: second
+            ok 7 - stock: convolution: the NPU has worked
+            ok 8 - stock: transposed: first
+            ok 9 - stock: transposed: second
+            ok 10 - stock: transposed: the NPU has worked
+            ok 11 - stock: unloads
+            ok 12 - patched: loads
+            ok 13 - patched: matmul: first
+            ok 14 - patched: matmul: second
+            ok 15 - patched: matmul: the NPU has worked
+            ok 16 - patched: convolution: first
+            ok 17 - patched: convolution: second
+            ok 18 - patched: convolution: the NPU has worked
+            ok 19 - patched: transposed: first
+            ok 20 - patched: transposed: second
+            ok 21 - patched: transposed: the NPU has worked
+            ok 22 - patched: pooling: first
+            ok 23 - patched: pooling: second
+            ok 24 - patched: pooling: the NPU has worked
+            ok 25 - patched: unloads
+            ok 26 - patched: the kernel has nothing to complain about
+        "#]];
+        printed.assert_eq(&matrices_with(""));
+    }
+
+    #[test]
+    fn tests_that_fail_and_programs_that_run_none_are_failures() {
+        let blamed = expect![[r#"
+            not ok 2 - stock: matmul: first
+            # test result: ok. 1 passed; 0 failed
+            # ended with 134
+            not ok 3 - stock: matmul: second
+            # thread 'second' panicked at matmul.rs:
+            # 7 is not 8
+            # ended with 101
+            not ok 5 - stock: convolution: the NPU has worked
+            #
+            not ok 6 - stock: transposed: the NPU has worked
+            #
+            not ok 9 - patched: matmul: first
+            # test result: ok. 1 passed; 0 failed
+            # ended with 134
+            not ok 10 - patched: matmul: second
+            # thread 'second' panicked at matmul.rs:
+            # 7 is not 8
+            # ended with 101
+            not ok 12 - patched: convolution: the NPU has worked
+            #
+            not ok 13 - patched: transposed: the NPU has worked
+            #
+            not ok 14 - patched: pooling: first
+            #
+            # ended with 0
+            not ok 15 - patched: pooling: second
+            #
+            # ended with 0
+            not ok 16 - patched: pooling: the NPU has worked
+            #
+            failed
+        "#]];
+        blamed.assert_eq(&blamed_with(
+            r#"
+board_matmul() {
+	case $2 in
+	first)
+		program "$@"
+		return 134
+		;;
+	second)
+		printf "thread 'second' panicked at matmul.rs:\n7 is not 8\n"
+		return 101
+		;;
+	*) program "$@" ;;
+	esac
+}
+board_convolution() { echo 'first: test'; return 139; }
+board_transposed() { :; }
+board_pooling() { test $1 != --list || program "$@"; }
+"#,
+        ));
+    }
+
+    #[test]
+    fn only_the_patched_driver_is_blamed_and_only_for_its_own_turn() {
+        let quiet = blamed_with("load() { test $1 = patched || echo WARNING: $1 >>$log; }");
+        assert_eq!(quiet, "");
+        let blamed = expect![[r#"
+            not ok 26 - patched: the kernel has nothing to complain about
+            # WARNING: patched
+            failed
+        "#]];
+        blamed.assert_eq(&blamed_with("load() { echo WARNING: $1 >>$log; }"));
+    }
+
+    #[test]
+    fn the_matrices_are_test_files() {
+        let plan = Plan::matrices();
+        let files = step::sources("tests/tests").unwrap();
+        let programs = plan.matrix_programs();
+        assert_eq!(programs.len(), 4);
+        assert!(programs.iter().all(|name| files.iter().any(|file| file == name)), "{programs:?}");
+        assert!(Plan::whole(String::new()).matrix_programs().is_empty(), "nothing else is built for other tests");
+    }
 }
