@@ -18,8 +18,9 @@ use crate::slots::Slots;
 
 /// Bytes of an atom, the unit of every address that the hardware computes.
 pub const ATOM: usize = 16;
-/// Pixels that are copied together: what they touch stays in the nearest cache from plane to plane.
-const BLOCK: usize = 64;
+/// Pixels that are copied together: what they touch stays in the near caches from plane to plane, and they are enough to make
+/// what begins with each plane cheap.
+const BLOCK: usize = 256;
 /// Input slots of one group of a direct convolution's weights.
 const INPUT_GROUP: usize = 32;
 /// Slots of one group of operands.

@@ -11,8 +11,9 @@ use crate::layout::ATOM;
 use crate::matmul::numbers::Numbers;
 use crate::matmul::plan::{MatmulPlan, Shape};
 
-/// Rows that are packed together: as many streams as a processor reads ahead.
-const ROWS: usize = 32;
+/// Rows that are packed together. Rows that lie a power of two apart fall into one set of the nearest cache, which has
+/// eight ways on common processors; more of them would be read anew for each atom of a line.
+const ROWS: usize = 8;
 
 /// Packs the first factor of one item: `rows` rows of `[rows, depth]`; the plan's other rows become zeros.
 pub(crate) fn features<T: Numbers>(plan: &MatmulPlan, factor: &[T::Factor], memory: &mut [u8]) {
