@@ -88,27 +88,29 @@ fn requantised_products_are_within_one_of_exact_rounding() {
     check_requantised([3, 4096, 33], false, Activation::Relu);
 }
 
+const UNIT: Quant = Quant { scale: 1.0, zero_point: 0 };
+/// A product whose codes are its numbers.
+const PLAIN: Requantised<'_> = Requantised {
+    first: UNIT,
+    scales: &[1.0],
+    zero_points: &[],
+    bias: &[],
+    result: UNIT,
+    activation: Activation::None,
+};
+
 #[test]
 fn requantised_products_refuse_lists_and_weights_that_do_not_fit() {
     let (_simulator, mut context) = context(3);
     let (a, b) = ([1i8; 4 * 32], [1i8; 64 * 32]);
     let (a, b) = (Matrix::new(&a, 4, 32).unwrap(), Matrix::new(&b, 64, 32).unwrap());
-    let quant = Quant { scale: 1.0, zero_point: 0 };
-    let plain = Requantised {
-        first: quant,
-        scales: &[1.0],
-        zero_points: &[],
-        bias: &[],
-        result: quant,
-        activation: Activation::None,
-    };
     let mut refused = |meaning: Requantised<'_>| {
         context.matmul_requantised(a, b, &meaning, &mut [0; 4 * 64]).unwrap_err().to_string()
     };
-    assert_eq!(refused(Requantised { scales: &[1.0; 3], ..plain }), "3 scales for 64 columns");
-    assert_eq!(refused(Requantised { bias: &[1], ..plain }), "1 biases for 64 columns");
-    assert_eq!(refused(Requantised { scales: &[0.0], ..plain }), "the scale of channel 0 is not a positive number");
-    let mut foreign = self::context(1).1.pack_requantised(b, &plain, 4).unwrap();
+    assert_eq!(refused(Requantised { scales: &[1.0; 3], ..PLAIN }), "3 scales for 64 columns");
+    assert_eq!(refused(Requantised { bias: &[1], ..PLAIN }), "1 biases for 64 columns");
+    assert_eq!(refused(Requantised { scales: &[0.0], ..PLAIN }), "the scale of channel 0 is not a positive number");
+    let mut foreign = self::context(1).1.pack_requantised(b, &PLAIN, 4).unwrap();
     let error = context.matmul_requantised_resident(a, &mut foreign, &mut [0; 4 * 64]).unwrap_err();
     assert_eq!(error.to_string(), "the weights belong to another context");
 }
@@ -121,16 +123,7 @@ fn weights_of_more_workers_than_a_context_has_are_refused() {
     let of = |files: &[Arc<dyn Device>]| Context::new(files, &Chip::RK3588, Options::default()).unwrap();
     let (mut three, mut one) = (of(&files), of(&files[..1]));
     let (a, b) = ([1i8; 12 * 32], [1i8; 64 * 32]);
-    let quant = Quant { scale: 1.0, zero_point: 0 };
-    let meaning = Requantised {
-        first: quant,
-        scales: &[1.0],
-        zero_points: &[],
-        bias: &[],
-        result: quant,
-        activation: Activation::None,
-    };
-    let mut weights = three.pack_requantised(Matrix::new(&b, 64, 32).unwrap(), &meaning, 4).unwrap();
+    let mut weights = three.pack_requantised(Matrix::new(&b, 64, 32).unwrap(), &PLAIN, 4).unwrap();
     let first = Matrix::new(&a, 12, 32).unwrap();
     let error = one.matmul_requantised_resident(first, &mut weights, &mut [0; 12 * 64]).unwrap_err();
     assert_eq!(error.to_string(), "weights of 3 workers, the context has 1");
